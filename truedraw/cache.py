@@ -1,0 +1,143 @@
+"""CachedModel: a runner and the tokens that its KV cache holds; the only caller of rollback.
+
+One rule covers rejected drafts, the bonus token that a draft model never saw, a draft cache that
+lags, prompt reuse between chat turns, a cancelled request and an exception in the middle of a
+step: keep the longest common prefix of what the slot holds and what is asked, forget the rest,
+feed what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from truedraw.protocols import Chunk, ModelRunner, Rows
+from truedraw.types import TokenArray
+
+
+class TokenBuffer:
+    """A growing array of token ids. `array` is a read-only view, valid until the next change."""
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        initial = np.fromiter(tokens, dtype=np.int32)
+        self._data = np.empty(max(64, 2 * len(initial)), dtype=np.int32)
+        self._data[: len(initial)] = initial
+        self._length = len(initial)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def array(self) -> TokenArray:
+        view = self._data[: self._length]
+        view.flags.writeable = False
+        return view
+
+    def extend(self, tokens: Sequence[int] | TokenArray) -> None:
+        length = self._length + len(tokens)
+        if length > len(self._data):
+            grown = np.empty(2 * length, dtype=np.int32)
+            grown[: self._length] = self._data[: self._length]
+            self._data = grown
+        self._data[self._length : length] = tokens
+        self._length = length
+
+    def truncate(self, length: int) -> None:
+        self._length = min(self._length, length)
+
+
+def common_prefix(left: TokenArray, right: TokenArray) -> int:
+    """The number of leading tokens that agree."""
+    length = min(len(left), len(right))
+    differ = left[:length] != right[:length]
+    first = int(differ.argmax()) if length else 0
+    return first if length and differ[first] else length
+
+
+class CachedModel:
+    """Next-token rows for whole contexts, computing only what the cache lacks."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self._held = [TokenBuffer() for _ in range(runner.num_slots)]
+
+    def max_fed(self, hidden: tuple[str, ...]) -> int:
+        """The most tokens of one pass when these layers are asked for."""
+        return self.runner.max_rows if hidden else self.runner.max_pass_size
+
+    def num_cached(self, slot: int, context: TokenArray) -> int:
+        """How many leading tokens of `context` the slot holds."""
+        return common_prefix(self._held[slot].array, context)
+
+    def held(self, slot: int) -> TokenArray:
+        """The tokens that the slot's KV cache holds: a view."""
+        return self._held[slot].array
+
+    def logits(
+        self,
+        contexts: Sequence[tuple[int, TokenArray]],
+        last: Sequence[int],
+        parents: Sequence[tuple[int, ...] | None] | None = None,
+        hidden: tuple[str, ...] = (),
+    ) -> list[Rows]:
+        """The next-token rows after each of the last `last[i]` tokens of `contexts[i]`.
+
+        contexts  (slot, tokens); each slot at most once
+        last      0 feeds the context and keeps no row
+        parents   for trees: of each of the last len(parents[i]) tokens, as in Chunk
+        hidden    layers wanted with the rows
+
+        One pass, unless more is missing than a pass takes: then all but the end goes ahead in
+        passes of its own. The rows are views, valid until the next call. Raises what the runner
+        raises; the tokens held then never exceed what the cache really holds.
+        """
+        trees = parents if parents is not None else [None] * len(contexts)
+        limit = self.max_fed(hidden)
+        starts = [self._keep(slot, tokens, n, tree) for (slot, tokens), n, tree in zip(contexts, last, trees, strict=True)]
+        chunks: list[Chunk | None] = []
+        for (slot, tokens), start, n, tree in zip(contexts, starts, last, trees, strict=True):
+            needed = max(n, len(tree or ()))
+            share = max(limit // len(contexts), needed)
+            while len(tokens) - start > share:
+                ahead = min(share, len(tokens) - start - needed)
+                self._forward([Chunk(slot, tokens[start : start + ahead], 0)])
+                start = len(self._held[slot])
+            missing = tokens[start:]
+            chunks.append(Chunk(slot, missing, n, tree, hidden) if len(missing) else None)
+        answers = iter(self._forward([chunk for chunk in chunks if chunk is not None]))
+        return [Rows(np.empty((0, self.runner.vocab_size), np.float32)) if chunk is None else next(answers) for chunk in chunks]
+
+    def _keep(self, slot: int, tokens: TokenArray, last: int, tree: tuple[int, ...] | None) -> int:
+        """Roll the slot back to what can stay, and say how much that is."""
+        keep = min(self.num_cached(slot, tokens), len(tokens) - max(last, len(tree or ())))
+        if keep < len(self._held[slot]):
+            if not self.runner.can_rollback:
+                keep = 0
+            self._held[slot].truncate(keep)
+            self.runner.rollback(slot, keep)
+        return keep
+
+    def _forward(self, chunks: list[Chunk]) -> list[Rows]:
+        if not chunks:
+            return []
+        try:
+            rows = self.runner.forward(chunks)
+        except BaseException:
+            for chunk in chunks:  # what of the pass reached the cache is unknown: back to what is known
+                self._restore(chunk.slot)
+            raise
+        for chunk in chunks:
+            linear = len(chunk.tokens) - len(chunk.parents or ())  # behind it the cache holds branches, not a text
+            self._held[chunk.slot].extend(chunk.tokens[:linear])
+            if chunk.parents:
+                self.runner.rollback(chunk.slot, len(self._held[chunk.slot]))
+        return rows
+
+    def _restore(self, slot: int) -> None:
+        if not self.runner.can_rollback:
+            self._held[slot].truncate(0)
+        self.runner.rollback(slot, len(self._held[slot]))
+
+    def close(self) -> None:
+        self.runner.close()

@@ -1,0 +1,397 @@
+"""One step for a batch of sequences: propose, score in one pass, verify each, commit each.
+
+Everything about a sequence that changes lives in its ActiveSequence, and changes only in `commit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from truedraw.cache import CachedModel, TokenBuffer
+from truedraw.errors import ProposalError, RowError
+from truedraw.protocols import (
+    Constraint,
+    Drafter,
+    DraftRequest,
+    LengthPolicy,
+    Outcome,
+    PointProposal,
+    Rows,
+    SequenceState,
+    StepTiming,
+)
+from truedraw.randomness import Noise
+from truedraw.sampling import TargetRows, shape
+from truedraw.text.stream import TextStream
+from truedraw.types import FinishReason, Origin, Probs, Proposal, Record, SamplingParams, Stats, StopRule, Verdict
+from truedraw.verify import Rule, probability
+
+PREFILL_CHUNK = 256
+"""Prompt tokens in one pass, all sequences together: running requests go on in between, and the
+same chunks come up whether anybody else is running or not."""
+
+
+@dataclass(slots=True, eq=False)
+class ActiveSequence:
+    """One choice of a request while it runs.
+
+    context  prompt and output; its last token is pending: in no cache yet
+    depths   for each emitted token its depth in the draft, 0 if it was not a draft token
+    text, num_reported  what the engine has handed out so far
+    top_records  None: keep no records; else so many most likely tokens with each
+    """
+
+    id: int
+    request: int
+    choice: int
+    slot: int
+    context: TokenBuffer
+    prompt_length: int
+    params: SamplingParams
+    rule_name: str
+    rule: Rule
+    noise: Noise
+    stop: StopRule
+    stream: TextStream
+    constraint: Constraint | None = None
+    top_records: int | None = None
+    max_draft: int | None = None
+    origins: list[Origin] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    proposed_by_depth: list[int] = field(default_factory=list)
+    accepted_by_depth: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    num_reported: int = 0
+    num_steps: int = 0
+    admitted_at: float = 0.0
+    ready_at: float | None = None
+    seconds: float = 0.0
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+
+    @property
+    def num_emitted(self) -> int:
+        return len(self.context) - self.prompt_length
+
+    @property
+    def num_left(self) -> int:
+        return self.stop.max_tokens - self.num_emitted
+
+    @property
+    def num_released(self) -> int:
+        """Emitted tokens that no stop string can take back any more."""
+        return self.stream.num_released
+
+    @property
+    def state(self) -> SequenceState:
+        return SequenceState(
+            sequence=self.id,
+            length=len(self.context),
+            num_emitted=self.num_emitted,
+            num_left=self.num_left,
+            rule=self.rule_name,
+            proposed=sum(self.proposed_by_depth),
+            accepted=sum(self.accepted_by_depth),
+        )
+
+    @property
+    def stats(self) -> Stats:
+        return Stats(
+            steps=self.num_steps,
+            proposed=sum(self.proposed_by_depth),
+            accepted=sum(self.accepted_by_depth),
+            emitted=self.num_emitted,
+            proposed_by_depth=tuple(self.proposed_by_depth),
+            accepted_by_depth=tuple(self.accepted_by_depth),
+            prompt_seconds=0.0 if self.ready_at is None else self.ready_at - self.admitted_at,
+            seconds=self.seconds,
+        )
+
+    def finish(self, reason: FinishReason, error: Exception | None = None) -> None:
+        """End the sequence: held text is released, tokens that a stop string took back are dropped."""
+        self.finish_reason, self.error = reason, error
+        self.stream.finish()
+        kept = self.stream.num_released
+        self.context.truncate(self.prompt_length + kept)
+        for depth in filter(None, self.depths[kept:]):
+            self.accepted_by_depth[depth - 1] -= 1
+        for per_token in (self.origins, self.depths, self.records):
+            del per_token[kept:]
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did for one sequence; a step that only fed prompt has num_emitted 0 and is not reported."""
+
+    sequence: ActiveSequence
+    num_proposed: int
+    num_accepted: int
+    num_emitted: int
+    seconds: float
+
+
+def step(
+    batch: Sequence[ActiveSequence],
+    target: CachedModel,
+    drafter: Drafter,
+    policy: LengthPolicy,
+    clock: Callable[[], float],
+) -> list[StepReport]:
+    """Advance every unfinished sequence of the batch by one target pass.
+
+    Sequences whose prompt is not in the cache yet get their next chunk of it; all others emit
+    1 .. k + 1 tokens. A row that is no law ends its own sequence with an error, and nobody else's.
+    Raises what runner and drafter raise; nothing has been committed then.
+    """
+    started = clock()
+    loading = [sequence for sequence in batch if _num_missing(sequence, target) > 0]
+    ready = [sequence for sequence in batch if sequence not in loading]
+    for sequence in ready:
+        if sequence.ready_at is None:
+            sequence.ready_at = started
+    states = tuple(sequence.state for sequence in ready)
+
+    proposals = propose(ready, states, target, drafter, policy)
+    drafted = clock()
+    fed = [_num_fed(proposal, sequence, target) for proposal, sequence in zip(proposals, ready, strict=True)]
+    rows = score(ready, proposals, fed, loading, target, drafter.hidden)
+    scored = clock()
+
+    reports, outcomes = [], []
+    for sequence, proposal, num_fed, row in zip(ready, proposals, fed, rows, strict=True):
+        target_rows = _target_rows(sequence, proposal, num_fed, row)
+        try:
+            verdict = sequence.rule(proposal, target_rows, sequence.noise.at(len(sequence.context)))
+        except RowError as error:
+            sequence.finish("error", error)
+            outcomes.append(Outcome(sequence.id, sequence.slot, (), proposal, None, row.hidden, True))
+            reports.append(StepReport(sequence, len(proposal), 0, 0, clock() - started))
+            continue
+        emitted = commit(sequence, proposal, target_rows, verdict)
+        finished = sequence.finish_reason is not None
+        outcomes.append(Outcome(sequence.id, sequence.slot, emitted, proposal, verdict, row.hidden, finished))
+        num_accepted = min(verdict.num_accepted, len(emitted))
+        reports.append(StepReport(sequence, len(proposal), num_accepted, len(emitted), clock() - started))
+    drafter.observe(outcomes)
+    ended = clock()
+    for sequence in ready:
+        assert sequence.ready_at is not None
+        sequence.seconds = ended - sequence.ready_at
+    if ready:
+        policy.observe(
+            StepTiming(
+                pass_size=sum(fed) + len(ready),
+                draft_seconds=drafted - started,
+                target_seconds=scored - drafted,
+                verify_seconds=ended - scored,
+                states=states,
+                num_proposed=tuple(report.num_proposed for report in reports),
+                num_accepted=tuple(report.num_accepted for report in reports),
+            )
+        )
+    return reports
+
+
+def _num_missing(sequence: ActiveSequence, target: CachedModel) -> int:
+    """Prompt tokens before the pending one that the cache lacks. Once running, what lacks is the
+    accepted path of a tree at most, and goes along with the next pass."""
+    if sequence.num_steps:
+        return 0
+    before_pending = sequence.context.array[:-1]
+    return len(before_pending) - target.num_cached(sequence.slot, before_pending)
+
+
+# ---------------------------------------------------------------- propose
+
+
+def propose(
+    ready: Sequence[ActiveSequence],
+    states: Sequence[SequenceState],
+    target: CachedModel,
+    drafter: Drafter,
+    policy: LengthPolicy,
+) -> list[Proposal]:
+    """A proposal for each sequence, bounded by policy, budget, context and pass size.
+
+    Every bound is known before anything is drawn. What is cut afterwards is cut whatever the
+    token is worth: point masses by the policy, and whatever lies behind a stop token.
+    """
+    share = min(target.max_fed(drafter.hidden), target.runner.max_rows) // max(len(ready), 1) - 1
+    limits = [
+        max(0, min(limit, sequence.num_left - 1, share, share if sequence.max_draft is None else sequence.max_draft))
+        for limit, sequence in zip(policy.limits(states), ready, strict=True)
+    ]
+    asked = [i for i, limit in enumerate(limits) if limit > 0]
+    answers = drafter.propose([_draft_request(ready[i], states[i], limits[i], policy) for i in asked]) if asked else []
+    if len(answers) != len(asked):
+        raise ProposalError(f"the drafter answered {len(asked)} requests with {len(answers)} proposals")
+    proposals = [Proposal()] * len(ready)
+    for i, proposal in zip(asked, answers, strict=True):
+        if not proposal.is_chain and not target.runner.can_score_trees:
+            raise ProposalError("the drafter proposed a tree, and this runner scores chains only")
+        proposals[i] = _useful(proposal.cut(limits[i]), ready[i])
+    points = [i for i in asked if len(proposals[i]) and not proposals[i].q.sampled]
+    cuts = policy.cut([PointProposal(states[i], proposals[i].tokens) for i in points]) if points else []
+    for i, length in zip(points, cuts, strict=True):
+        proposals[i] = proposals[i].cut(length)
+    return proposals
+
+
+def _draft_request(sequence: ActiveSequence, state: SequenceState, limit: int, policy: LengthPolicy) -> DraftRequest:
+    return DraftRequest(
+        sequence=sequence.id,
+        slot=sequence.slot,
+        context=sequence.context.array,
+        prompt_length=sequence.prompt_length,
+        max_draft=limit,
+        params=sequence.params,
+        stop_ids=sequence.stop.token_ids,
+        constraint=sequence.constraint,
+        noise=sequence.noise.at(len(sequence.context)),
+        coupled=sequence.rule_name == "coupled",
+        more=lambda row: policy.more(state, row),
+    )
+
+
+def _useful(proposal: Proposal, sequence: ActiveSequence) -> Proposal:
+    """A chain up to its first stop token: if that is accepted the text ends, if not the rest is void."""
+    if proposal.is_chain:
+        for i, token in enumerate(proposal.tokens):
+            if token in sequence.stop.token_ids:
+                return proposal.cut(i + 1)
+    return proposal
+
+
+# ---------------------------------------------------------------- score
+
+
+def _num_fed(proposal: Proposal, sequence: ActiveSequence, target: CachedModel) -> int:
+    """How many draft tokens go to the target: those before the first that ends the text (nothing
+    follows it) or that the target does not know (it is rejected unseen)."""
+    for i, token in enumerate(proposal.tokens):
+        if token in sequence.stop.token_ids or not 0 <= token < target.runner.vocab_size:
+            return i
+    return len(proposal)
+
+
+def score(
+    ready: Sequence[ActiveSequence],
+    proposals: Sequence[Proposal],
+    fed: Sequence[int],
+    loading: Sequence[ActiveSequence],
+    target: CachedModel,
+    hidden: tuple[str, ...],
+) -> list[Rows]:
+    """ONE target pass: a row after the pending token and after each draft fed, and prompt chunks
+    for those still loading. Returns the rows of `ready`."""
+    contexts = []
+    for sequence, proposal, num_fed in zip(ready, proposals, fed, strict=True):
+        drafts = np.asarray(proposal.tokens[:num_fed], dtype=np.int32)
+        contexts.append((sequence.slot, np.concatenate([sequence.context.array, drafts])))
+    last = [num_fed + 1 for num_fed in fed]
+    parents: list[tuple[int, ...] | None] = [
+        None if proposal.parents is None else proposal.parents[:num_fed] for proposal, num_fed in zip(proposals, fed, strict=True)
+    ]
+    room = min(PREFILL_CHUNK, target.max_fed(hidden) - sum(last))
+    for sequence in loading:
+        missing = _num_missing(sequence, target)
+        taken = min(missing, room)
+        if taken > 0:
+            end = len(sequence.context) - 1 - missing + taken
+            contexts.append((sequence.slot, sequence.context.array[:end]))
+            last.append(0)
+            parents.append(None)
+            room -= taken
+    return target.logits(contexts, last, parents, hidden)[: len(ready)]
+
+
+def _target_rows(sequence: ActiveSequence, proposal: Proposal, num_fed: int, rows: Rows) -> TargetRows:
+    """The target's law at each node, shaped when the rule looks at it, with the draft prefix as
+    its history. Behind a stop token nothing is drawn: a place holder stands there."""
+    forks: dict[int, Constraint] = {}
+
+    def constraint_after(node: int) -> Constraint | None:
+        if sequence.constraint is None or node < 0:
+            return sequence.constraint
+        if node not in forks:
+            before = constraint_after(proposal.parent(node))
+            assert before is not None
+            forks[node] = before.fork()
+            forks[node].advance(proposal.tokens[node])
+        return forks[node]
+
+    def compute(index: int) -> Probs:
+        node = index - 1
+        if node >= num_fed:
+            place_holder = np.zeros(rows.logits.shape[1])
+            place_holder[proposal.tokens[node]] = 1.0
+            return place_holder
+        drafts = [proposal.tokens[i] for i in proposal.path(node)]
+        constraint = constraint_after(node)
+        return shape(
+            rows.logits[index],
+            sequence.params,
+            np.concatenate([sequence.context.array, np.asarray(drafts, dtype=np.int32)]),
+            sequence.prompt_length,
+            stop_ids=sequence.stop.token_ids,
+            allowed=None if constraint is None else constraint.mask(),
+        )
+
+    return TargetRows(len(proposal) + 1, compute)
+
+
+# ---------------------------------------------------------------- commit
+
+
+def commit(sequence: ActiveSequence, proposal: Proposal, rows: TargetRows, verdict: Verdict) -> tuple[int, ...]:
+    """Append what the verdict emits, up to the stop rule. Returns the tokens appended."""
+    sequence.num_steps += 1
+    for index in range(len(proposal)):
+        depth = len(proposal.path(index))
+        if depth > len(sequence.proposed_by_depth):  # parents come first: one deeper at most
+            sequence.proposed_by_depth.append(0)
+            sequence.accepted_by_depth.append(0)
+        sequence.proposed_by_depth[depth - 1] += 1
+    tokens = [proposal.tokens[i] for i in verdict.path] + [verdict.next_token]
+    num_kept, reason = cut(sequence, tokens)
+    parents = (-1, *verdict.path)
+    for i, token in enumerate(tokens[:num_kept]):
+        drafted = i < verdict.num_accepted
+        origin: Origin = "draft" if drafted else verdict.origin
+        sequence.origins.append(origin)
+        sequence.depths.append(i + 1 if drafted else 0)
+        if drafted:
+            sequence.accepted_by_depth[i] += 1
+        if sequence.constraint is not None and token not in sequence.stop.token_ids:
+            sequence.constraint.advance(token)
+        if sequence.top_records is not None:
+            q = _draft_probability(proposal, verdict.path[i]) if drafted else None
+            sequence.records.append(_record(token, origin, rows[parents[i] + 1], q, sequence.top_records))
+    sequence.context.extend(tokens[:num_kept])
+    if reason is not None:
+        sequence.finish(reason)
+    return tuple(tokens[:num_kept])
+
+
+def cut(sequence: ActiveSequence, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+    """How many of the tokens are emitted, and why the text ends there if it does: stop beats length."""
+    for i, token in enumerate(tokens):
+        ends = token in sequence.stop.token_ids
+        if sequence.stream.feed(token, silent=ends) or ends:
+            return i + 1, "stop"
+        if i + 1 == sequence.num_left:
+            return i + 1, "length"
+    return len(tokens), None
+
+
+def _draft_probability(proposal: Proposal, index: int) -> float:
+    return proposal.q.prob(index, proposal.tokens[index])
+
+
+def _record(token: int, origin: Origin, row: Probs, q: float | None, num_top: int) -> Record:
+    top = np.argsort(-row, kind="stable")[:num_top] if num_top else ()
+    return Record(token, origin, probability(row, token), q, tuple((int(i), float(row[i])) for i in top))

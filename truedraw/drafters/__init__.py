@@ -1,0 +1,1 @@
+"""What proposes tokens. Each file is one drafter; registry.py knows them by name."""

@@ -1,0 +1,420 @@
+"""Engine: requests in, steps out. Admission, cancellation, statistics, records.
+
+Nothing here knows how a token is decided; nothing below knows that there are requests.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from truedraw import decode
+from truedraw.cache import CachedModel, TokenBuffer
+from truedraw.decode import ActiveSequence
+from truedraw.drafters.none import NoDrafter
+from truedraw.errors import IncompatibleModels, InvalidParameter, PromptError
+from truedraw.policy import FixedLength
+from truedraw.protocols import Constraint, Drafter, LengthPolicy, Outcome
+from truedraw.randomness import Noise
+from truedraw.registry import LoadOptions, Model, find_rule, load_model, make_drafter
+from truedraw.text.chat import render_chat
+from truedraw.text.stream import TextStream
+from truedraw.types import FinishReason, Proposal, Result, SamplingParams, Stats, Step, StopRule
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text, token ids, or chat messages (mappings with "role" and "content")."""
+
+DEFAULT_DRAFT_LENGTH = 7
+"""Fixed until a controller chooses: a pass of 8 tokens, the size that CPU kernels like."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A submitted request. `results[i]` is choice i once it has finished."""
+
+    id: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    rule_name: str
+    seed: int
+    constraint: Constraint | None
+    top_records: int | None
+    max_draft: int | None
+    results: list[Result | None]
+    steps: deque[Step] = field(default_factory=deque)
+
+    @property
+    def finished(self) -> bool:
+        return all(result is not None for result in self.results)
+
+
+class Engine:
+    """A target, a drafter and a policy, and the requests that they serve.
+
+    rule     auto, or a name from the registry, for requests that do not name one
+    clock    seconds; entropy: fresh 128-bit seeds for requests without one
+    Use as a context manager, or call close().
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        drafter: Drafter | None = None,
+        policy: LengthPolicy | None = None,
+        *,
+        rule: str = "auto",
+        clock: Callable[[], float] = time.perf_counter,
+        entropy: Callable[[], int] = lambda: secrets.randbits(128),
+    ) -> None:
+        self.model = model
+        self.drafter = drafter if drafter is not None else NoDrafter()
+        self.policy = policy if policy is not None else FixedLength(DEFAULT_DRAFT_LENGTH)
+        if not isinstance(self.drafter, NoDrafter) and not model.runner.can_rollback:
+            raise IncompatibleModels(
+                f"{model.name} is a recurrent or hybrid model: its state cannot forget rejected drafts, so it runs plainly only "
+                "(drafter 'none')"
+            )
+        unknown = set(self.drafter.hidden) - set(model.runner.hidden_layers)
+        if unknown:
+            raise IncompatibleModels(
+                f"the drafter asks for the hidden layers {sorted(unknown)}: {model.name} has {sorted(model.runner.hidden_layers)}"
+            )
+        if rule != "auto":
+            find_rule(rule)
+        self._rule = rule
+        self._clock = clock
+        self._entropy = entropy
+        self._target = CachedModel(model.runner)
+        self._waiting: deque[tuple[Request, int]] = deque()
+        self._running: dict[int, ActiveSequence] = {}
+        self._requests: dict[int, Request] = {}
+        self._num_requests = 0
+        self._num_sequences = 0
+        self.stats = Stats()
+        """Pooled over all finished choices."""
+
+    @classmethod
+    def load(
+        cls,
+        model: str = "smollm2",
+        *,
+        drafter: str | Drafter = "auto",
+        draft_model: str | None = None,
+        draft_length: int | str = "auto",
+        rule: str = "auto",
+        context: int | None = None,
+        slots: int = 1,
+        threads: int | None = None,
+        kv_type: str = "f16",
+        kv_unified: bool = True,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> Engine:
+        """Load models by name and put an engine together.
+
+        model, draft_model  see registry.MODELS
+        drafter       auto (model if there is a draft model, else ngram; none where the target
+                      cannot roll back), a name from registry.DRAFTERS, names joined by +, or a Drafter
+        draft_length  how many tokens to draft, or auto
+        The other options are those of registry.LoadOptions. Raises UsageError.
+        """
+        if draft_length != "auto" and (isinstance(draft_length, bool) or not isinstance(draft_length, int)):
+            raise InvalidParameter("draft_length", draft_length, "an integer >= 0, or 'auto'")
+        policy = FixedLength(DEFAULT_DRAFT_LENGTH if isinstance(draft_length, str) else draft_length)
+        if rule != "auto":
+            find_rule(rule)
+        options = LoadOptions(context=context, slots=slots, threads=threads, kv_type=kv_type, kv_unified=kv_unified)
+        target = load_model(model, options, on_progress)
+        draft: Model | None = None
+        try:
+            if draft_model is not None:
+                draft = load_model(draft_model, replace(options, context=target.runner.max_length), on_progress)
+            if drafter == "auto":
+                drafter = "none" if not target.runner.can_rollback else "ngram" if draft is None else "model"
+            if isinstance(drafter, str):
+                if draft is not None and "model" not in drafter.split("+"):
+                    raise InvalidParameter("drafter", drafter, "auto or model when a draft model is given")
+                drafter = make_drafter(drafter, target, draft)
+            return cls(target, drafter, policy, rule=rule)
+        except BaseException:
+            target.runner.close()
+            if draft is not None:
+                draft.runner.close()
+            raise
+
+    # ------------------------------------------------------------ requests
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        rule: str | None = None,
+        constraint: Constraint | None = None,
+        top_records: int | None = None,
+        max_draft: int | None = None,
+    ) -> Request:
+        """Queue a request; `step`, `run` or `stream` make it go.
+
+        rule         overrides the engine's
+        constraint   forked for each choice
+        top_records  keep a record of each emitted token, with so many most likely alternatives
+        max_draft    bound on the draft length; 0 is plain decoding
+        Raises InvalidParameter or PromptError, naming the field and what is allowed.
+        """
+        params = params if params is not None else SamplingParams()
+        self._check(params)
+        tokens = self.encode(prompt)
+        room = self._target.runner.max_length
+        if len(tokens) >= room:
+            raise PromptError(
+                f"the prompt has {len(tokens)} tokens and the context {room}: at most {room - 1} fit, so that one token can follow "
+                "(a larger --context, or a shorter prompt)"
+            )
+        request = Request(
+            id=self._num_requests,
+            prompt=tuple(tokens),
+            params=params,
+            rule_name=self._choose_rule(rule or self._rule, params),
+            seed=self._entropy() if params.seed is None else params.seed,
+            constraint=constraint,
+            top_records=top_records,
+            max_draft=max_draft,
+            results=[None] * params.n,
+        )
+        self._num_requests += 1
+        self._requests[request.id] = request
+        self._waiting.extend((request, choice) for choice in range(params.n))
+        return request
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt. Raises PromptError if it is empty or holds an unknown id."""
+        if isinstance(prompt, str):
+            tokens = self.model.tokenizer.encode(prompt) if prompt else []
+        elif prompt and isinstance(prompt[0], Mapping):
+            text = render_chat(self.model.tokenizer, prompt)  # type: ignore[arg-type]  # the first is a message, so all are
+            bos = self.model.tokenizer.bos_text
+            tokens = self.model.tokenizer.encode(text, add_special=not (bos and text.startswith(bos)))
+        else:
+            tokens = [int(token) for token in prompt]  # type: ignore[arg-type]  # token ids
+        if not tokens:
+            raise PromptError("the prompt is empty: at least one token is needed")
+        vocab = self._target.runner.vocab_size
+        for token in tokens:
+            if not 0 <= token < vocab:
+                raise PromptError(f"prompt token {token} is outside the vocabulary: ids in [0, {vocab - 1}]")
+        return tokens
+
+    def _check(self, params: SamplingParams) -> None:
+        vocab = self._target.runner.vocab_size
+        for name, ids in (("logit_bias token", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            for token in ids:
+                if token >= vocab:
+                    raise InvalidParameter(name, token, f"a token id in [0, {vocab - 1}]")
+
+    def _choose_rule(self, name: str, params: SamplingParams) -> str:
+        """Coupled wherever it loses nothing or a seed asks for one text; else the p/q rule."""
+        if name != "auto":
+            find_rule(name)
+            return name
+        drawn = self.drafter.samples and params.temperature > 0
+        return "coupled" if params.seed is not None or not drawn else "token"
+
+    def cancel(self, request: Request) -> None:
+        """End what is unfinished of a request. Its slots are free at once; caches stay consistent,
+        since what they hold is compared with what is asked. Idempotent."""
+        self._waiting = deque(item for item in self._waiting if item[0] is not request)
+        for sequence in [s for s in self._running.values() if s.request == request.id]:
+            sequence.finish("cancelled")
+            self.drafter.observe([Outcome(sequence.id, sequence.slot, (), Proposal(), None, {}, True)])
+            self._retire(sequence)
+        for choice, result in enumerate(request.results):
+            if result is None:
+                request.results[choice] = _unstarted(request, choice, "cancelled")
+        self._requests.pop(request.id, None)
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and not self._running
+
+    # ------------------------------------------------------------ going on
+
+    def step(self) -> list[Step]:
+        """Admit what fits, run one target pass for all, and say what came out of it.
+
+        Raises what runner and drafter raise; the requests then still stand as before the step.
+        """
+        steps = self._admit()
+        if self._running:
+            batch = list(self._running.values())
+            reports = decode.step(batch, self._target, self.drafter, self.policy, self._clock)
+            steps += [self._publish(report) for report in reports]
+        for step in steps:
+            if step.request in self._requests:
+                self._requests[step.request].steps.append(step)
+        for sequence in [s for s in self._running.values() if s.finish_reason is not None]:
+            self._retire(sequence)
+        return steps
+
+    def _admit(self) -> list[Step]:
+        """Give free slots to the waiting, first come first served, each the slot whose cache holds
+        most of its prompt. Choices that may emit nothing finish here."""
+        steps = []
+        while self._waiting:
+            request, choice = self._waiting[0]
+            taken = {sequence.slot for sequence in self._running.values()}
+            free = [slot for slot in range(self._target.runner.num_slots) if slot not in taken]
+            if not free:
+                break
+            self._waiting.popleft()
+            if request.params.max_tokens == 0:
+                request.results[choice] = _unstarted(request, choice, "length")
+                steps.append(Step(request.id, choice, (), (), "", 0, 0, 0, 0.0, finish_reason="length"))
+                continue
+            prompt = np.asarray(request.prompt, dtype=np.int32)
+            slot = max(free, key=lambda slot: self._target.num_cached(slot, prompt))
+            sequence = self._start(request, choice, slot)
+            self._running[sequence.id] = sequence
+        return steps
+
+    def _start(self, request: Request, choice: int, slot: int) -> ActiveSequence:
+        params, tokenizer = request.params, self.model.tokenizer
+        room = self._target.runner.max_length - len(request.prompt)
+        self._num_sequences += 1
+        return ActiveSequence(
+            id=self._num_sequences,
+            request=request.id,
+            choice=choice,
+            slot=slot,
+            context=TokenBuffer(request.prompt),
+            prompt_length=len(request.prompt),
+            params=params,
+            rule_name=request.rule_name,
+            rule=find_rule(request.rule_name),
+            noise=Noise(request.seed, choice),
+            stop=StopRule(
+                max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+                token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_ids),
+                strings=params.stop,
+            ),
+            stream=TextStream(tokenizer.token_bytes, params.stop, params.min_tokens),
+            constraint=None if request.constraint is None else request.constraint.fork(),
+            top_records=request.top_records,
+            max_draft=request.max_draft,
+            admitted_at=self._clock(),
+        )
+
+    def _publish(self, report: decode.StepReport) -> Step:
+        """What the step released: tokens and text that no stop string can take back any more."""
+        sequence = report.sequence
+        released = slice(sequence.num_reported, sequence.num_released)
+        output = sequence.context.array[sequence.prompt_length :]
+        step = Step(
+            request=sequence.request,
+            choice=sequence.choice,
+            tokens=tuple(int(token) for token in output[released]),
+            origins=tuple(sequence.origins[released]),
+            text=sequence.stream.take(),
+            num_proposed=report.num_proposed,
+            num_accepted=report.num_accepted,
+            num_emitted=report.num_emitted,
+            seconds=report.seconds,
+            records=tuple(sequence.records[released]),
+            finish_reason=sequence.finish_reason,
+        )
+        sequence.num_reported = sequence.num_released
+        sequence.text.append(step.text)
+        return step
+
+    def _retire(self, sequence: ActiveSequence) -> None:
+        """Free the slot and file the result."""
+        del self._running[sequence.id]
+        self.stats += sequence.stats
+        request = self._requests[sequence.request]
+        assert sequence.finish_reason is not None
+        request.results[sequence.choice] = Result(
+            request=request.id,
+            choice=sequence.choice,
+            text="".join(sequence.text) + sequence.stream.take(),
+            tokens=tuple(int(token) for token in sequence.context.array[sequence.prompt_length :]),
+            origins=tuple(sequence.origins),
+            finish_reason=sequence.finish_reason,
+            prompt_tokens=len(request.prompt),
+            rule=sequence.rule_name,
+            stats=sequence.stats,
+            records=tuple(sequence.records),
+            error=sequence.error,
+        )
+        if request.finished:
+            self._requests.pop(request.id)
+
+    def run(self, request: Request) -> Iterator[Step]:
+        """The steps of one request as they are made; other requests go on beside it.
+
+        Closing the iterator early cancels the request.
+        """
+        try:
+            while True:
+                while request.steps:
+                    yield request.steps.popleft()
+                if request.finished:
+                    return
+                self.step()
+        finally:
+            if not request.finished:
+                self.cancel(request)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Iterator[Step]:
+        """Submit and run. Options are those of `submit`. Raises the error that ended a choice, after
+        everything made before it has been handed out."""
+        request = self.submit(prompt, params, **options)
+        yield from self.run(request)
+        for result in request.results:
+            if result is not None and result.error is not None:
+                raise result.error
+
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None, **options: Any
+    ) -> list[Result]:
+        """Many prompts in one batch: choice 0 of each, then choice 1 and so on, in the order given.
+
+        params: one for all, or one each. A choice that failed has finish_reason "error" and its
+        `error`; it does not stop the others.
+        """
+        if isinstance(prompts, str):
+            raise InvalidParameter("prompts", prompts, "a list of prompts: use stream for a single one, or put it in a list")
+        each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
+        if len(each) != len(prompts):
+            raise InvalidParameter("params", f"{len(each)} values", f"one value, or one for each of the {len(prompts)} prompts")
+        requests: list[Request] = []
+        try:
+            for prompt, param in zip(prompts, each, strict=True):
+                requests.append(self.submit(prompt, param, **options))
+            while not all(request.finished for request in requests):
+                self.step()
+        finally:
+            for request in requests:
+                if not request.finished:
+                    self.cancel(request)
+        choices = max((request.params.n for request in requests), default=0)
+        return [r.results[i] for i in range(choices) for r in requests if i < r.params.n and r.results[i] is not None]  # type: ignore[misc]
+
+    def close(self) -> None:
+        """Free models and caches. Idempotent."""
+        self.drafter.close()
+        self._target.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _unstarted(request: Request, choice: int, reason: FinishReason) -> Result:
+    return Result(request.id, choice, "", (), (), reason, len(request.prompt), request.rule_name, Stats())

@@ -1,0 +1,116 @@
+"""Strings to models, drafters and rules. Heavy imports happen inside the functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from truedraw.errors import InvalidParameter
+from truedraw.protocols import Drafter, ModelRunner, Tokenizer
+from truedraw.verify import Rule
+from truedraw.verify.coupled import verify as coupled
+from truedraw.verify.token import verify as token
+
+RULES: dict[str, Rule] = {"coupled": coupled, "token": token}
+DRAFTERS = ("none", "ngram", "model", "random")
+MODELS = "a path to a GGUF file, smollm2[:f32|bf16|q8_0|q4_0], hub:ORG/REPO[:FILE] or toy"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a model is held.
+
+    context     tokens per slot; None: what the model was trained for, 4096 at most
+    slots       sequences at a time
+    threads     None: as many as the machine has cores; threads_small: for passes of one token
+    kv_type     f16, bf16, f32 or q8_0
+    kv_unified  one cache shared by all slots (ragged batches in one pass), or a stream for each
+    """
+
+    context: int | None = None
+    slots: int = 1
+    threads: int | None = None
+    threads_small: int | None = None
+    kv_type: str = "f16"
+    kv_unified: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("context", "slots", "threads", "threads_small"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidParameter(name, value, "an integer >= 1")
+        if self.kv_type not in ("f16", "bf16", "f32", "q8_0"):
+            raise InvalidParameter("kv_type", self.kv_type, "f16, bf16, f32 or q8_0")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A loaded model."""
+
+    name: str
+    runner: ModelRunner
+    tokenizer: Tokenizer
+
+
+def load_model(spec: str, options: LoadOptions, on_progress: Callable[[str], None] | None = None) -> Model:
+    """Load what `spec` names: see MODELS. Raises ModelNotFound, ModelFileError, MissingExtra.
+
+    on_progress is told, in a few words, of anything that takes seconds.
+    """
+    if spec == "toy":
+        from truedraw.runners.toy import ByteTokenizer, ToyRunner, toy_language
+
+        tokenizer = ByteTokenizer()
+        runner = ToyRunner(
+            toy_language(), tokenizer.vocab_size, num_slots=options.slots, max_length=options.context or 4096
+        )
+        return Model(spec, runner, tokenizer)
+    from truedraw.runners import gguf, llamacpp
+
+    path: Path = gguf.locate(spec, llamacpp.quantise, on_progress or (lambda message: None))
+    llama = llamacpp.LlamaCppRunner(
+        path,
+        context=options.context,
+        num_slots=options.slots,
+        threads=options.threads,
+        threads_small=options.threads_small,
+        kv_type=options.kv_type,
+        kv_unified=options.kv_unified,
+    )
+    return Model(spec, llama, llama.tokenizer)
+
+
+def make_drafter(name: str, target: Model, draft: Model | None) -> Drafter:
+    """`name`: one of DRAFTERS, or several joined by + (the first non-empty proposal counts)."""
+    if "+" in name:
+        from truedraw.drafters.chain import ChainDrafter
+
+        return ChainDrafter([make_drafter(part, target, draft) for part in name.split("+")])
+    match name:
+        case "none":
+            from truedraw.drafters.none import NoDrafter
+
+            return NoDrafter()
+        case "ngram":
+            from truedraw.drafters.ngram import NGramDrafter
+
+            return NGramDrafter()
+        case "random":
+            from truedraw.drafters.random import RandomDrafter
+
+            return RandomDrafter(target.runner.vocab_size)
+        case "model":
+            from truedraw.drafters.model import ModelDrafter, check_same_vocabulary
+
+            if draft is None:
+                raise InvalidParameter("drafter", name, "model only together with a draft model (--draft-model)")
+            check_same_vocabulary(target.tokenizer, draft.tokenizer)
+            return ModelDrafter(draft.runner, target.runner.vocab_size)
+    raise InvalidParameter("drafter", name, f"auto, {', '.join(DRAFTERS)}, or several of them joined by +")
+
+
+def find_rule(name: str) -> Rule:
+    if name not in RULES:
+        raise InvalidParameter("rule", name, f"auto, {', '.join(sorted(RULES))}")
+    return RULES[name]

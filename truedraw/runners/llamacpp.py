@@ -1,0 +1,275 @@
+"""GGUF models through the low-level interface of llama-cpp-python.
+
+Not its high-level Llama class: that keeps a float matrix of context x vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from truedraw.errors import ConversionError, InvalidParameter, MissingExtra, ModelFileError, RollbackUnsupported, RunnerError
+from truedraw.protocols import Chunk, Rows
+
+try:
+    import llama_cpp as llama
+except ImportError:
+    raise MissingExtra("llama-cpp-python", "llamacpp") from None
+
+DEFAULT_CONTEXT = 4096
+MAX_PASS_SIZE = 512
+MAX_LOGITS_BYTES = 64 * 1000 * 1000
+"""Rows of one pass times vocabulary times 4 bytes stay under this."""
+
+_GGML_TYPE_BF16 = 30  # in ggml.h; llama-cpp-python 0.3.36 names all types but this one
+_KV_TYPES = {"f16": llama.GGML_TYPE_F16, "bf16": _GGML_TYPE_BF16, "f32": llama.GGML_TYPE_F32, "q8_0": llama.GGML_TYPE_Q8_0}
+_FILE_TYPES = {
+    "f32": llama.LLAMA_FTYPE_ALL_F32,
+    "bf16": llama.LLAMA_FTYPE_MOSTLY_BF16,
+    "q8_0": llama.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "q4_0": llama.LLAMA_FTYPE_MOSTLY_Q4_0,
+}
+
+_ERROR_LEVEL = 4
+_complaints: deque[str] = deque(maxlen=8)
+
+
+@llama.llama_log_callback  # type: ignore[untyped-decorator]  # a ctypes function type
+def _on_log(level: int, text: bytes, _user_data: object) -> None:
+    """The library writes to standard error by itself: keep only its errors, to put them into ours."""
+    if level == _ERROR_LEVEL:
+        _complaints.append(" ".join(text.decode("utf-8", "replace").split()))
+
+
+llama.llama_log_set(_on_log, None)
+llama.llama_backend_init()
+
+
+def _complaint() -> str:
+    said = "; ".join(_complaints) or "it gave no reason"
+    _complaints.clear()
+    return said
+
+
+def quantise(source: Path, target: Path, file_type: str) -> None:
+    """Write `target` as a copy of `source` with weights of another type: a key of _FILE_TYPES.
+    Raises ConversionError."""
+    params = llama.llama_model_quantize_default_params()
+    params.ftype = _FILE_TYPES[file_type]
+    params.allow_requantize = True
+    _complaints.clear()
+    if llama.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) != 0:
+        raise ConversionError(_complaint())
+
+
+class LlamaCppRunner:
+    """One model, one context, `num_slots` sequences in it.
+
+    context        tokens per slot; None: the trained length, 4096 at most
+    threads_small  threads for passes of one token; threads: for all others
+    kv_unified     True: all slots share one cache, and a ragged batch is one pass. False: a stream
+                   for each slot, which keeps a slot's own cells in order whatever the others do
+    Sliding-window models get full-size caches, so that they can roll back. Recurrent and hybrid
+    ones cannot: they forget everything or nothing. Raises ModelFileError, InvalidParameter.
+    """
+
+    can_score_trees = False
+    hidden_layers = ("final",)
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        context: int | None = None,
+        num_slots: int = 1,
+        threads: int | None = None,
+        threads_small: int | None = None,
+        kv_type: str = "f16",
+        kv_unified: bool = True,
+    ) -> None:
+        self._model: Any = None
+        self._context: Any = None
+        _complaints.clear()
+        self._model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
+        if not self._model:
+            raise ModelFileError(f"{path} cannot be loaded as a model: {_complaint()}")
+        if not llama.llama_model_has_decoder(self._model) or llama.llama_model_has_encoder(self._model):
+            self.close()
+            raise ModelFileError(f"{path} is an encoder model: a causal language model is needed")
+        trained = llama.llama_model_n_ctx_train(self._model)
+        if context is not None and context > trained:
+            self.close()
+            raise InvalidParameter("context", context, f"at most the {trained} tokens that {path.name} was trained for")
+        self.max_length = context or min(trained, DEFAULT_CONTEXT)
+        self.num_slots = num_slots
+        self.can_rollback = not (llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model))
+        self.tokenizer = LlamaTokenizer(llama.llama_model_get_vocab(self._model), self._model)
+        self.vocab_size = self.tokenizer.vocab_size
+        self.max_rows = max(1, min(MAX_PASS_SIZE, MAX_LOGITS_BYTES // (4 * self.vocab_size)))
+        self.max_pass_size = MAX_PASS_SIZE
+        self._context = llama.llama_init_from_model(
+            self._model, self._context_params(threads, threads_small, _KV_TYPES[kv_type], kv_unified)
+        )
+        if not self._context:
+            self.close()
+            raise ModelFileError(f"{path} gives no context of {num_slots} x {self.max_length} tokens: {_complaint()}")
+        self._memory = llama.llama_get_memory(self._context)
+        self._lengths = [0] * num_slots
+        self._batch = _Batch(self.max_pass_size)
+        self._with_hidden = False
+        self._width = llama.llama_model_n_embd(self._model)
+
+    def _context_params(self, threads: int | None, threads_small: int | None, kv_type: int, kv_unified: bool) -> Any:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        params = llama.llama_context_default_params()
+        params.n_ctx = self.max_length * self.num_slots
+        params.n_batch = params.n_ubatch = MAX_PASS_SIZE
+        params.n_outputs_max = self.max_rows
+        params.n_seq_max = self.num_slots
+        params.n_threads_batch = threads or cores
+        params.n_threads = threads_small or threads or cores
+        params.type_k = params.type_v = kv_type
+        params.kv_unified = kv_unified
+        params.swa_full = True
+        params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
+        params.no_perf = True
+        return params
+
+    def forward(self, chunks: Sequence[Chunk]) -> list[Rows]:
+        """See ModelRunner. Logits and hidden states are read where the library left them, without a copy."""
+        size = sum(len(chunk.tokens) for chunk in chunks)
+        hidden = any(chunk.hidden for chunk in chunks)
+        num_rows = size if hidden else sum(chunk.rows_to_keep for chunk in chunks)
+        if size > self.max_pass_size or num_rows > self.max_rows:
+            raise RunnerError(f"a pass of {size} tokens with {num_rows} rows: {self.max_pass_size} and {self.max_rows} fit")
+        for chunk in chunks:
+            if chunk.parents is not None:
+                raise RunnerError("this runner scores chains only")
+            if self._lengths[chunk.slot] + len(chunk.tokens) > self.max_length:
+                raise RunnerError(f"slot {chunk.slot} would hold more than {self.max_length} tokens")
+        if hidden != self._with_hidden:
+            llama.llama_set_embeddings(self._context, hidden)
+            self._with_hidden = hidden
+        self._batch.fill(chunks, self._lengths, every_row=hidden)
+        _complaints.clear()
+        code = llama.llama_decode(self._context, self._batch.struct)
+        if code != 0:
+            raise RunnerError(f"llama.cpp could not compute a pass of {size} tokens (code {code}): {_complaint()}")
+        for chunk in chunks:
+            self._lengths[chunk.slot] += len(chunk.tokens)
+        if not num_rows:
+            empty = np.empty((0, self.vocab_size), dtype=np.float32)
+            return [Rows(empty) for _ in chunks]
+        logits = _view(llama.llama_get_logits(self._context), num_rows, self.vocab_size)
+        states = _view(llama.llama_get_embeddings(self._context), num_rows, self._width) if hidden else None
+        answers, end = [], 0
+        for chunk in chunks:
+            end += len(chunk.tokens) if hidden else chunk.rows_to_keep
+            kept = slice(end - chunk.rows_to_keep, end)
+            answers.append(Rows(logits[kept], {layer: states[kept] for layer in chunk.hidden} if states is not None else {}))
+        return answers
+
+    def rollback(self, slot: int, length: int) -> None:
+        # asked of the library even where nothing should be left: after a failed pass it knows more than we do
+        if length > self._lengths[slot]:
+            raise RunnerError(f"rollback of slot {slot} to {length} tokens: it holds {self._lengths[slot]}")
+        if not llama.llama_memory_seq_rm(self._memory, slot, length, -1):
+            raise RollbackUnsupported(f"slot {slot} cannot be cut to {length} tokens: this model forgets everything or nothing")
+        self._lengths[slot] = length
+
+    def close(self) -> None:
+        if self._context:
+            llama.llama_free(self._context)
+        if self._model:
+            llama.llama_model_free(self._model)
+        self._context = self._model = None
+
+
+def _view(pointer: Any, rows: int, columns: int) -> Any:
+    return np.ctypeslib.as_array(pointer, shape=(rows * columns,)).reshape(rows, columns)
+
+
+class _Batch:
+    """A llama_batch over NumPy arrays, filled anew for each pass."""
+
+    def __init__(self, size: int) -> None:
+        self._tokens = np.zeros(size, dtype=np.int32)
+        self._positions = np.zeros(size, dtype=np.int32)
+        self._num_slots = np.ones(size, dtype=np.int32)
+        self._slots = np.zeros(size, dtype=np.int32)
+        self._wanted = np.zeros(size, dtype=np.int8)
+        width = self._slots.itemsize
+        self._slot_pointers = np.arange(size, dtype=np.uintp) * width + self._slots.ctypes.data
+        self.struct = llama.llama_batch()
+        for name, array in (
+            ("token", self._tokens),
+            ("pos", self._positions),
+            ("n_seq_id", self._num_slots),
+            ("seq_id", self._slot_pointers),
+            ("logits", self._wanted),
+        ):
+            pointer_type = dict(llama.llama_batch._fields_)[name]
+            setattr(self.struct, name, ctypes.cast(array.ctypes.data, pointer_type))
+
+    def fill(self, chunks: Sequence[Chunk], lengths: Sequence[int], *, every_row: bool) -> None:
+        start = 0
+        for chunk in chunks:
+            count = len(chunk.tokens)
+            end = start + count
+            self._tokens[start:end] = chunk.tokens
+            self._positions[start:end] = np.arange(lengths[chunk.slot], lengths[chunk.slot] + count)
+            self._slots[start:end] = chunk.slot
+            self._wanted[start:end] = every_row
+            self._wanted[end - chunk.rows_to_keep : end] = 1
+            start = end
+        self.struct.n_tokens = start
+
+
+class LlamaTokenizer:
+    """The vocabulary of a GGUF model."""
+
+    def __init__(self, vocab: Any, model: Any) -> None:
+        self._vocab = vocab
+        self.vocab_size: int = llama.llama_vocab_n_tokens(vocab)
+        self.eos_ids = frozenset(i for i in range(self.vocab_size) if llama.llama_vocab_is_eog(vocab, i))
+        template = llama.llama_model_chat_template(model, None)
+        self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
+        self.bos_text = self._special_text(llama.llama_vocab_bos(vocab))
+        self.eos_text = self._special_text(llama.llama_vocab_eos(vocab))
+        self._bytes: dict[int, bytes] = {}
+
+    def _special_text(self, token: int) -> str:
+        return self._piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        data = text.encode()
+        room = len(data) + 8
+        while True:
+            tokens = (llama.llama_token * room)()
+            count = llama.llama_tokenize(self._vocab, data, len(data), tokens, room, add_special, True)
+            if count >= 0:
+                return list(tokens[:count])
+            room = -count
+
+    def token_bytes(self, token: int) -> bytes:
+        if token not in self._bytes:
+            self._bytes[token] = self._piece(token, special=False) if 0 <= token < self.vocab_size else b""
+        return self._bytes[token]
+
+    def _piece(self, token: int, *, special: bool) -> bytes:
+        room = 64
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            count = llama.llama_token_to_piece(self._vocab, token, buffer, room, 0, special)
+            if count >= 0:
+                return buffer.raw[:count]
+            room = -count
+
+    def token_text(self, token: int) -> bytes:
+        return bytes(llama.llama_vocab_get_text(self._vocab, token))

@@ -1,0 +1,1 @@
+"""Tokens to text and chat messages to prompts."""
