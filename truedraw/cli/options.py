@@ -1,0 +1,149 @@
+"""Options that commands share, and their way into the library's own types."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from truedraw.engine import Engine
+from truedraw.errors import InvalidParameter, PromptError
+from truedraw.registry import MODELS
+from truedraw.types import SamplingParams
+
+_LOADING, _SAMPLING, _SPECULATION = "Model", "Sampling", "Speculation"
+
+
+def _option(panel: str, text: str, *names: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(*names, help=text, rich_help_panel=panel)
+    return option
+
+
+ModelName = Annotated[str, _option(_LOADING, f"{MODELS}.", "--model", "-m")]
+Context = Annotated[int | None, _option(_LOADING, "Tokens that a slot holds; default: the trained length, 4096 at most.")]
+Slots = Annotated[int | None, _option(_LOADING, "Sequences at a time; default: as many as choices.")]
+Threads = Annotated[int | None, _option(_LOADING, "Default: all cores.")]
+KvType = Annotated[str, _option(_LOADING, "KV cache: f16, bf16, f32 or q8_0.")]
+
+DraftModel = Annotated[str | None, _option(_SPECULATION, "A smaller model with the same vocabulary.")]
+DrafterName = Annotated[str, _option(_SPECULATION, "auto, none, ngram, model or random; several joined by +.")]
+DraftLength = Annotated[str, _option(_SPECULATION, "Tokens to draft per step, or auto.")]
+RuleName = Annotated[str, _option(_SPECULATION, "auto, coupled or token. With a seed token needs a fixed draft length to repeat a text.")]
+
+Temperature = Annotated[float, _option(_SAMPLING, "0 is greedy.", "--temperature", "-t")]
+TopK = Annotated[int, _option(_SAMPLING, "Keep the k most likely tokens; 0 keeps all.")]
+TopP = Annotated[float, _option(_SAMPLING, "Keep the smallest set with this much probability.")]
+MinP = Annotated[float, _option(_SAMPLING, "Drop tokens below this share of the most likely one.")]
+RepetitionPenalty = Annotated[float, _option(_SAMPLING, "Over prompt and output; 1 is off.")]
+PresencePenalty = Annotated[float, _option(_SAMPLING, "Over the output; 0 is off.")]
+FrequencyPenalty = Annotated[float, _option(_SAMPLING, "Over the output; 0 is off.")]
+LogitBias = Annotated[list[str] | None, _option(_SAMPLING, "TOKEN_ID=NUMBER, may be repeated.")]
+MaxTokens = Annotated[int | None, _option(_SAMPLING, "Default: as many as the context holds.", "--max-tokens", "-n")]
+MinTokens = Annotated[int, _option(_SAMPLING, "No end of text before so many tokens.")]
+Stop = Annotated[list[str] | None, _option(_SAMPLING, "Stop string, may be repeated.")]
+StopTokenId = Annotated[list[int] | None, _option(_SAMPLING, "May be repeated.")]
+IgnoreEos = Annotated[bool, _option(_SAMPLING, "Go on after the model's own end of text.", "--ignore-eos")]
+Seed = Annotated[int | None, _option(_SAMPLING, "The same seed gives the same text, with and without drafts.")]
+Choices = Annotated[int, _option(_SAMPLING, "How many answers; answer i is keyed by (seed, i).", "--choices")]
+System = Annotated[str | None, typer.Option(help="A system message.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The sampling options as typed."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: list[str] | None
+    max_tokens: int | None
+    min_tokens: int
+    stop: list[str] | None
+    stop_token_id: list[int] | None
+    ignore_eos: bool
+    seed: int | None
+    n: int = 1
+
+    def params(self) -> SamplingParams:
+        """Raises InvalidParameter."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=dict(_bias(text) for text in self.logit_bias or ()),
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_id or ()),
+            ignore_eos=self.ignore_eos,
+            seed=self.seed,
+            n=self.n,
+        )
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, number = text.partition("=")
+    try:
+        return int(token), float(number)
+    except ValueError:
+        raise InvalidParameter("logit_bias", text, "TOKEN_ID=NUMBER, as in 42=-5") from None
+
+
+def load_engine(
+    model: str,
+    *,
+    drafter: str,
+    draft_model: str | None,
+    draft_length: str,
+    rule: str,
+    context: int | None,
+    slots: int,
+    threads: int | None,
+    kv_type: str,
+) -> Engine:
+    """Engine.load, with what takes seconds shown on standard error."""
+    from truedraw.cli.output import Progress
+
+    length: int | str = draft_length
+    if draft_length != "auto":
+        if not draft_length.isdecimal():
+            raise InvalidParameter("draft_length", draft_length, "an integer >= 0, or 'auto'")
+        length = int(draft_length)
+    with Progress() as progress:
+        return Engine.load(
+            model,
+            drafter=drafter,
+            draft_model=draft_model,
+            draft_length=length,
+            rule=rule,
+            context=context,
+            slots=slots,
+            threads=threads,
+            kv_type=kv_type,
+            on_progress=progress.say,
+        )
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt, or standard input where it is `-`. Raises PromptError."""
+    if prompt == "-":
+        data = sys.stdin.buffer.read()
+        try:
+            prompt = data.decode()
+        except UnicodeDecodeError as error:
+            raise PromptError(
+                f"standard input is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start} ({error.reason})"
+            ) from None
+    if not prompt:
+        raise PromptError("the prompt is empty: at least one character is needed")
+    return prompt
