@@ -173,8 +173,8 @@ class Engine:
         room = self._target.runner.max_length
         if len(tokens) >= room:
             raise PromptError(
-                f"the prompt has {len(tokens)} tokens and the context {room}: at most {room - 1} fit, so that one token can follow "
-                "(a larger --context, or a shorter prompt)"
+                f"the prompt has {len(tokens)} tokens and the context {room}: at most {room - 1} fit, so that one can "
+                "follow; take a larger context or a shorter prompt"
             )
         request = Request(
             id=self._num_requests,

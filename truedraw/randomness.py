@@ -60,7 +60,7 @@ def philox(key: Key, first: int, count: int) -> Uniforms:
     skip, offset = divmod(first, _WORDS_PER_COUNTER)
     counter = skip | key.position << 64 | int(key.purpose) << 128 | (key.index | key.choice << 32) << 192
     words = np.random.Philox(key=key.seed, counter=counter).random_raw(offset + count)[offset:]
-    return (words >> np.uint64(11)) * 2.0**-53
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 @dataclass(frozen=True, slots=True)

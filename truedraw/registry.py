@@ -62,9 +62,7 @@ def load_model(spec: str, options: LoadOptions, on_progress: Callable[[str], Non
         from truedraw.runners.toy import ByteTokenizer, ToyRunner, toy_language
 
         tokenizer = ByteTokenizer()
-        runner = ToyRunner(
-            toy_language(), tokenizer.vocab_size, num_slots=options.slots, max_length=options.context or 4096
-        )
+        runner = ToyRunner(toy_language(), tokenizer.vocab_size, num_slots=options.slots, max_length=options.context or 4096)
         return Model(spec, runner, tokenizer)
     from truedraw.runners import gguf, llamacpp
 
@@ -104,7 +102,7 @@ def make_drafter(name: str, target: Model, draft: Model | None) -> Drafter:
             from truedraw.drafters.model import ModelDrafter, check_same_vocabulary
 
             if draft is None:
-                raise InvalidParameter("drafter", name, "model only together with a draft model (--draft-model)")
+                raise InvalidParameter("drafter", name, "ngram, random or none without a draft model (--draft-model names one)")
             check_same_vocabulary(target.tokenizer, draft.tokenizer)
             return ModelDrafter(draft.runner, target.runner.vocab_size)
     raise InvalidParameter("drafter", name, f"auto, {', '.join(DRAFTERS)}, or several of them joined by +")

@@ -99,7 +99,7 @@ class _Run:
                 self._warm_up()
             self._write(request, coloured=compare)
             if compare:
-                baseline = engine.submit(self._prompt, params, rule=None, max_draft=0)
+                baseline = engine.submit(self._prompt, params, max_draft=0)
                 for _step in engine.run(baseline):
                     pass
                 plain = _finished(baseline)
@@ -152,14 +152,14 @@ class _Run:
             console.print(output.comparison(result, baseline))
             gain = output.speedup(result, baseline)
             differs = output.first_difference(result, baseline)
-            agreement = (
-                "the same text" if differs is None else f"texts differ from token {differs} on: this model's rows depend on the pass size"
-            )
-            if result.rule != "coupled":
-                agreement = f"the same law, another text: rule {result.rule}"
-            console.print(
-                ("no time was spent" if gain is None else f"speed-up {gain:.2f}x") + f", {agreement}, seed {self._seed}", soft_wrap=True
-            )
+            if differs is None:
+                agreement = "the same text"
+            elif result.rule == "coupled":
+                agreement = f"texts differ from token {differs} on: here the model's rows depend on the pass size"
+            else:
+                agreement = f"the same law but another text (rule {result.rule})"
+            speed = "no time was spent" if gain is None else f"speed-up {gain:.2f}x"
+            console.print(f"{speed}, {agreement}, seed {self._seed}", soft_wrap=True)
 
     def _json(self, results: list[Result], plain: list[Result] | None) -> dict[str, Any]:
         """The fields of choice 0; with several choices all of them under `choices` as well."""

@@ -78,4 +78,5 @@ def _usage(error: Any) -> str:
 
 def complain(message: str) -> None:
     """One line on standard error."""
-    print("truedraw: " + " ".join(message.split()), file=sys.stderr)
+    if message:  # empty where the help was shown instead
+        print("truedraw: " + " ".join(message.split()), file=sys.stderr)

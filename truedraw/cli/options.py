@@ -30,7 +30,9 @@ KvType = Annotated[str, _option(_LOADING, "KV cache: f16, bf16, f32 or q8_0.")]
 DraftModel = Annotated[str | None, _option(_SPECULATION, "A smaller model with the same vocabulary.")]
 DrafterName = Annotated[str, _option(_SPECULATION, "auto, none, ngram, model or random; several joined by +.")]
 DraftLength = Annotated[str, _option(_SPECULATION, "Tokens to draft per step, or auto.")]
-RuleName = Annotated[str, _option(_SPECULATION, "auto, coupled or token. With a seed token needs a fixed draft length to repeat a text.")]
+RuleName = Annotated[
+    str, _option(_SPECULATION, "auto, coupled or token; token repeats a seeded text only at a fixed draft length.")
+]
 
 Temperature = Annotated[float, _option(_SAMPLING, "0 is greedy.", "--temperature", "-t")]
 TopK = Annotated[int, _option(_SAMPLING, "Keep the k most likely tokens; 0 keeps all.")]

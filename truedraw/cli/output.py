@@ -22,6 +22,10 @@ def stderr_console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def stdout_console() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
 class Progress:
     """A spinner on standard error that appears with the first message; plain lines where it is no terminal."""
 
@@ -50,7 +54,7 @@ class TextWriter:
     """Writes steps to standard output as they come; colours accepted draft tokens if asked and able to."""
 
     def __init__(self, tokenizer: Tokenizer, *, coloured: bool) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = stdout_console()
         self._coloured = coloured and self._console.color_system is not None
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -96,7 +100,8 @@ def summary(result: Result) -> str:
         parts.append(f"{stats.tokens_per_step:.2f} tokens per step")
     if stats.proposed:
         parts.append(f"{stats.accepted} of {stats.proposed} drafts accepted")
-    parts += [f"prompt {result.prompt_tokens} tokens in {stats.prompt_seconds:.2f} s", f"rule {result.rule}", result.finish_reason]
+    parts.append(f"prompt {result.prompt_tokens} tokens in {stats.prompt_seconds:.2f} s")
+    parts += [f"rule {result.rule}", f"ended by {result.finish_reason}"]
     return ", ".join(parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import shutil
 import time
@@ -42,7 +43,8 @@ def checked(path: Path) -> Path:
             magic = file.read(4)
     except FileNotFoundError:
         raise ModelNotFound(
-            f"no model file {str(path)!r}: a path to a GGUF file, smollm2[:{'|'.join(SMOLLM2_TYPES)}], hub:ORG/REPO[:FILE] or toy is needed"
+            f"no model file {str(path)!r}: a path to a GGUF file, smollm2[:{'|'.join(SMOLLM2_TYPES)}], "
+            "hub:ORG/REPO[:FILE] or toy is needed"
         ) from None
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read ({error.strerror})") from error
@@ -127,6 +129,7 @@ def from_hub(name: str) -> Path:
         import huggingface_hub
     except ImportError:
         raise MissingExtra("huggingface-hub", "llamacpp") from None
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries: the outcome is told by us
     repository, _, file = name.partition(":")
     if repository.count("/") != 1 or not all(repository.split("/")):
         raise InvalidParameter("model", f"hub:{name}", "hub:ORG/REPO or hub:ORG/REPO:FILE")

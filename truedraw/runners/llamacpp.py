@@ -80,7 +80,7 @@ class LlamaCppRunner:
     """
 
     can_score_trees = False
-    hidden_layers = ("final",)
+    hidden_layers: tuple[str, ...] = ("final",)
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ class ToyRunner:
     """
 
     can_score_trees = True
-    hidden_layers = ("final",)
+    hidden_layers: tuple[str, ...] = ("final",)
 
     def __init__(
         self,
@@ -145,6 +145,30 @@ class ByteTokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if 0 <= token < 256 else b""
+
+    def token_text(self, token: int) -> bytes:
+        return self.token_bytes(token) or b"<end>"
+
+
+class LetterTokenizer:
+    """Token 0 ends the text; token i is the i-th letter. For models with few tokens, 27 at most."""
+
+    chat_template: str | None = None
+    bos_text = ""
+    eos_text = ""
+
+    def __init__(self, vocab_size: int) -> None:
+        assert 1 <= vocab_size <= 27
+        self.vocab_size = vocab_size
+        self.eos_ids = frozenset({0})
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        tokens = [ord(letter) - ord("a") + 1 for letter in text]
+        assert all(1 <= token < self.vocab_size for token in tokens), f"{text!r} has letters outside the vocabulary"
+        return tokens
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([ord("a") + token - 1]) if 1 <= token < self.vocab_size else b""
 
     def token_text(self, token: int) -> bytes:
         return self.token_bytes(token) or b"<end>"

@@ -8,6 +8,8 @@ accepted with probability p(x), as by every rule.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from truedraw.protocols import StepNoise
 from truedraw.sampling import TargetRows, race
 from truedraw.types import Proposal, Verdict
@@ -29,5 +31,5 @@ def verify(proposal: Proposal, target_rows: TargetRows, noise: StepNoise) -> Ver
             break
         path.append(match)
         node = match
-    origin = "residual" if children else "bonus" if path else "plain"
+    origin: Literal["residual", "bonus", "plain"] = "residual" if children else "bonus" if path else "plain"
     return Verdict(tuple(path), y, origin)

@@ -1,0 +1,1 @@
+"""Exact certificates of the rules that ship, and planted faults that they must catch."""
