@@ -195,11 +195,11 @@ class Engine:
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt. Raises PromptError if it is empty or holds an unknown id."""
         if isinstance(prompt, str):
-            tokens = self.model.tokenizer.encode(prompt) if prompt else []
+            tokens = self._encode_text(prompt) if prompt else []
         elif prompt and isinstance(prompt[0], Mapping):
             text = render_chat(self.model.tokenizer, prompt)  # type: ignore[arg-type]  # the first is a message, so all are
             bos = self.model.tokenizer.bos_text
-            tokens = self.model.tokenizer.encode(text, add_special=not (bos and text.startswith(bos)))
+            tokens = self._encode_text(text, add_special=not (bos and text.startswith(bos)))
         else:
             tokens = [int(token) for token in prompt]  # type: ignore[arg-type]  # token ids
         if not tokens:
@@ -209,6 +209,12 @@ class Engine:
             if not 0 <= token < vocab:
                 raise PromptError(f"prompt token {token} is outside the vocabulary: ids in [0, {vocab - 1}]")
         return tokens
+
+    def _encode_text(self, text: str, *, add_special: bool = True) -> list[int]:
+        try:
+            return self.model.tokenizer.encode(text, add_special=add_special)
+        except UnicodeEncodeError as error:
+            raise PromptError(f"the prompt holds a lone surrogate, {text[error.start]!r} at character {error.start}") from None
 
     def _check(self, params: SamplingParams) -> None:
         vocab = self._target.runner.vocab_size

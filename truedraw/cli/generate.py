@@ -68,7 +68,7 @@ def generate(
         threads=threads,
         kv_type=kv_type,
     ) as engine:
-        return _Run(engine, _prompt(engine, text, system, raw), params, seed, quiet=as_json).go(compare=compare)
+        return _Run(engine, _prompt(engine, text, system, raw), params, seed, quiet=as_json, raw=raw).go(compare=compare)
 
 
 def _prompt(engine: Engine, text: str, system: str | None, raw: bool) -> Prompt:
@@ -78,7 +78,6 @@ def _prompt(engine: Engine, text: str, system: str | None, raw: bool) -> Prompt:
     if engine.model.tokenizer.chat_template is None:
         if system is not None:
             raise UsageError(f"{engine.model.name} has no chat template, so --system has no place: put it into the prompt")
-        output.stderr_console().print(f"truedraw: {engine.model.name} has no chat template: the prompt is continued as it stands")
         return text
     return [*([{"role": "system", "content": system}] if system is not None else []), {"role": "user", "content": text}]
 
@@ -86,12 +85,16 @@ def _prompt(engine: Engine, text: str, system: str | None, raw: bool) -> Prompt:
 class _Run:
     """One generation and what is printed of it. Text that was made is kept, whatever ends the run."""
 
-    def __init__(self, engine: Engine, prompt: Prompt, params: SamplingParams, seed: int | None, *, quiet: bool) -> None:
-        self._engine, self._prompt, self._params, self._seed, self._quiet = engine, prompt, params, seed, quiet
+    def __init__(
+        self, engine: Engine, prompt: Prompt, params: SamplingParams, seed: int | None, *, quiet: bool, raw: bool
+    ) -> None:
+        self._engine, self._prompt, self._params, self._seed = engine, prompt, params, seed
+        self._quiet, self._raw = quiet, raw
 
     def go(self, *, compare: bool) -> int:
         engine, params = self._engine, self._params
         request = engine.submit(self._prompt, params)  # a bad prompt or parameter ends here, before anything runs
+        self._note()
         plain: list[Result] | None = None
         status = 0
         try:
@@ -160,6 +163,12 @@ class _Run:
                 agreement = f"the same law but another text (rule {result.rule})"
             speed = "no time was spent" if gain is None else f"speed-up {gain:.2f}x"
             console.print(f"{speed}, {agreement}, seed {self._seed}", soft_wrap=True)
+
+    def _note(self) -> None:
+        """What the user did not ask for and should know."""
+        if isinstance(self._prompt, str) and not self._raw:
+            name = self._engine.model.name
+            print(f"truedraw: {name} has no chat template: the prompt was continued as it stands", file=sys.stderr)
 
     def _json(self, results: list[Result], plain: list[Result] | None) -> dict[str, Any]:
         """The fields of choice 0; with several choices all of them under `choices` as well."""

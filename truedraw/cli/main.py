@@ -38,7 +38,10 @@ def main() -> None:
 
 def run() -> int:
     try:
-        status = app(standalone_mode=False)
+        # not app(): that answers a closed pipe by itself, with silence
+        command = typer.main.get_command(app)
+        with command.make_context("truedraw", sys.argv[1:]) as context:
+            status = command.invoke(context)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except typer.Exit as done:

@@ -146,6 +146,12 @@ def read_prompt(prompt: str) -> str:
             raise PromptError(
                 f"standard input is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start} ({error.reason})"
             ) from None
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # how Python hands on arguments that are no UTF-8
+        raise PromptError(
+            f"the prompt is not UTF-8: byte 0x{ord(prompt[error.start]) & 0xFF:02x} at character {error.start}"
+        ) from None
     if not prompt:
         raise PromptError("the prompt is empty: at least one character is needed")
     return prompt

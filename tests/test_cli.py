@@ -1,0 +1,265 @@
+"""The command line as a person meets it: a process, its two outputs and its exit status."""
+
+import json
+import os
+import pty
+import re
+import resource
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "truedraw"]
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+ENVIRONMENT.pop("FORCE_COLOR", None)
+
+
+def run(*arguments, stdin=b"", **options):
+    return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, env=ENVIRONMENT, timeout=120, **options)
+
+
+def one_line(result):
+    text = result.stderr.decode()
+    assert "Traceback" not in text and text.startswith("truedraw: ") and text.count("\n") == 1, text
+    return text
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "status", "message"),
+    [
+        (["generate", "--model", "missing.gguf", "x"], b"", 2, "no model file 'missing.gguf'"),
+        (["generate", "--model", "/", "x"], b"", 2, "is a directory"),
+        (["generate", "--model", __file__, "x"], b"", 2, "no GGUF file"),
+        (["generate", "--model", "toy", ""], b"", 2, "prompt is empty"),
+        (["generate", "--model", "toy", "-"], b"", 2, "prompt is empty"),
+        (["generate", "--model", "toy", "-"], b"ab\xffcd", 2, "not UTF-8: byte 0xff at offset 2"),
+        (["generate", "--model", "toy", b"a\xffb"], b"", 2, "not UTF-8"),
+        (["generate", "--model", "toy", "--context", "4", "long prompt"], b"", 2, "11 tokens and the context 4"),
+        (["generate", "--model", "toy", "--temperature", "-1", "x"], b"", 2, "temperature is -1.0: allowed is a number >= 0"),
+        (["generate", "--model", "toy", "--temperature", "nan", "x"], b"", 2, "temperature is nan"),
+        (["generate", "--model", "toy", "--temperature", "warm", "x"], b"", 2, "--temperature.*warm"),
+        (["generate", "--model", "toy", "--top-p", "1.5", "x"], b"", 2, r"top_p is 1.5: allowed is a number in \[0, 1\]"),
+        (["generate", "--model", "toy", "--logit-bias", "257=1", "x"], b"", 2, r"logit_bias token is 257: .*\[0, 256\]"),
+        (["generate", "--model", "toy", "--logit-bias", "much", "x"], b"", 2, "TOKEN_ID=NUMBER"),
+        (["generate", "--model", "toy", "--drafter", "magic", "x"], b"", 2, "drafter is 'magic': allowed is auto"),
+        (["generate", "--model", "toy", "--draft-length", "-3", "x"], b"", 2, "draft_length is '-3'"),
+        (["generate", "--model", "toy", "--rule", "best", "x"], b"", 2, "rule is 'best': allowed is auto, coupled, token"),
+        (["generate", "--model", "toy", "--kv-type", "q2", "x"], b"", 2, "kv_type is 'q2'"),
+        (["generate", "--model", "toy", "--slots", "0", "x"], b"", 2, "slots is 0"),
+        (["generate", "--model", "toy", "--system", "s", "x"], b"", 2, "no chat template"),
+        (["generate", "--model", "toy", "--system", "s", "--raw", "x"], b"", 2, "--raw means none"),
+        (["generate", "--model", "hub:nobody/nothing", "x"], b"", 2, "hub:nobody/nothing is neither"),
+        (["generate", "--model", "smollm2:q2", "x"], b"", 2, "q8_0"),
+        (["generate", "--bogus", "x"], b"", 2, "--bogus"),
+        (["generate"], b"", 2, "(?i)missing argument"),
+        (["chat", "--model", "toy"], b"", 2, "no chat template"),
+        (["nonsense"], b"", 2, "nonsense"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments, stdin, status, message):
+    result = run(*arguments, stdin=stdin)
+    assert result.returncode == status and result.stdout == b""
+    assert re.search(message, one_line(result))
+
+
+def test_a_chat_template_that_fails_is_a_failed_run(tiny):
+    result = run("generate", "--model", str(tiny("llama", template="{{ raise_exception('only for robots') }}")), "x")
+    assert result.returncode == 1 and "only for robots" in one_line(result)
+
+
+def test_a_draft_model_with_another_vocabulary(tiny):
+    result = run("generate", "-m", str(tiny("llama")), "--draft-model", str(tiny("llama", last="zebra")), "x")
+    assert result.returncode == 2 and "zebra" in one_line(result)
+
+
+def test_a_full_disk_while_converting(tmp_path):
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000_000, 20_000_000))
+
+    environment = {**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path)}
+    command = [*COMMAND, "generate", "--model", "smollm2:f32", "x"]
+    result = subprocess.run(command, capture_output=True, env=environment, preexec_fn=small_files, timeout=120)
+    lines = result.stderr.decode().splitlines()
+    assert result.returncode == 1 and "Traceback" not in result.stderr.decode()
+    assert lines[0] == "truedraw: converting the demo model to f32, once" and "could not be written" in lines[1] and len(lines) == 2
+    assert list((tmp_path / "truedraw").iterdir()) == []
+
+
+def test_help_tells_every_option():
+    text = run("generate", "--help").stdout.decode()
+    for option in (
+        "--model", "--draft-model", "--drafter", "--draft-length", "--rule", "--temperature", "--top-k", "--top-p", "--min-p",
+        "--repetition-penalty", "--presence-penalty", "--frequency-penalty", "--logit-bias", "--min-tokens", "--max-tokens", "--stop",
+        "--stop-token-id", "--seed", "--raw", "--system", "--context", "--slots", "--threads", "--kv-type", "--compare", "--json",
+    ):  # fmt: skip
+        assert option in text, option
+
+
+# ---------------------------------------------------------------- output
+
+
+def toy(*arguments):
+    result = run("generate", "--model", "toy", "--json", *arguments)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_json_is_one_object_with_all_fields():
+    answer = toy("the cat sat", "--max-tokens", "40", "--seed", "3", "--compare")
+    fields = {
+        "text", "tokens", "origins", "finish_reason", "prompt_tokens", "completion_tokens", "prompt_seconds", "seconds",
+        "tokens_per_second", "steps", "proposed", "accepted", "tokens_per_step", "rule", "seed",
+    }  # fmt: skip
+    assert fields | {"plain", "speedup"} <= answer.keys() and fields <= answer["plain"].keys()
+    assert answer["text"] == answer["plain"]["text"] and answer["tokens"] == answer["plain"]["tokens"]
+    assert answer["completion_tokens"] == len(answer["tokens"]) == len(answer["origins"])
+    assert set(answer["plain"]["origins"]) == {"plain"} and answer["plain"]["proposed"] == 0
+    assert {"draft", "plain"} <= set(answer["origins"]) <= {"draft", "residual", "bonus", "plain"}
+    assert answer["accepted"] == answer["origins"].count("draft") <= answer["proposed"]
+    assert answer["seed"] == 3 and answer["rule"] == "coupled" and answer["prompt_tokens"] == 11
+
+
+def test_plain_means_that_the_step_proposed_nothing():
+    always = toy("the cat sat", "--max-tokens", "30", "--seed", "1", "--drafter", "random", "--draft-length", "2")
+    assert always["origins"][-1] == "plain" or "plain" not in always["origins"]  # no room for a draft before the last
+    assert set(toy("the cat sat", "--max-tokens", "30", "--drafter", "none")["origins"]) == {"plain"}
+
+
+def test_text_on_standard_output_and_statistics_on_standard_error():
+    result = run("generate", "--model", "toy", "-", "--max-tokens", "12", "--seed", "1", stdin="the cat sat".encode())
+    assert result.returncode == 0
+    assert result.stdout.decode().rstrip("\n") == toy("the cat sat", "--max-tokens", "12", "--seed", "1")["text"]
+    assert "tokens/s" in result.stderr.decode() and "rule coupled" in result.stderr.decode()
+
+
+def test_choices_each_have_their_own_text():
+    answer = toy("the", "--max-tokens", "9", "--seed", "1", "--choices", "3")
+    assert [choice["text"] for choice in answer["choices"]][0] == answer["text"]
+    assert len({choice["text"] for choice in answer["choices"]}) == 3
+    assert answer["text"] == toy("the", "--max-tokens", "9", "--seed", "1")["text"]
+    shown = run("generate", "--model", "toy", "the", "--max-tokens", "9", "--seed", "1", "--choices", "3").stdout.decode()
+    assert "--- choice 2 ---\n" + answer["choices"][2]["text"] in shown
+
+
+def test_compare_shows_both_speeds_and_colours_accepted_drafts():
+    environment = {**ENVIRONMENT, "FORCE_COLOR": "1"}
+    command = [*COMMAND, "generate", "--model", "toy", "--max-tokens", "60", "--seed", "3", "--compare", "the cat sat"]
+    result = subprocess.run(command, capture_output=True, env=environment, timeout=60)
+    table, text = result.stderr.decode(), result.stdout.decode()
+    assert "\x1b[1;32m" in text and text.count("\x1b[1;32m") <= text.count("\x1b[0m")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip("\n")
+    assert plain == toy("the cat sat", "--max-tokens", "60", "--seed", "3")["text"]
+    assert all(word in table for word in ("plain", "speculative", "tokens per step", "speed-up", "the same text"))
+
+
+def test_every_sampling_option_reaches_the_engine():
+    base = ("the cat sat", "--max-tokens", "40", "--seed", "3")
+    default = toy(*base)["tokens"]
+    for extra in (
+        ["--temperature", "0"], ["--top-k", "1"], ["--top-p", "0.1"], ["--min-p", "0.9"], ["--repetition-penalty", "3"],
+        ["--presence-penalty", "4"], ["--frequency-penalty", "4"], ["--logit-bias", "116=-100"], ["--seed", "4"],
+    ):  # fmt: skip
+        assert toy(*base, *extra)["tokens"] != default, extra
+    assert toy(*base, "--stop", "the")["text"] == toy(*base)["text"].partition("the")[0]
+    ended = toy(*base, "--stop-token-id", "116")["tokens"]
+    assert ended == default[: default.index(116) + 1]
+    longer = toy(*base, "--stop-token-id", "116", "--min-tokens", "20")["tokens"]
+    assert len(longer) > 20 and 116 not in longer[:20]
+
+
+# ---------------------------------------------------------------- interruption
+
+
+def started(*arguments, **options):
+    return subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, **options)
+
+
+LONG = ("generate", "--max-tokens", "3000", "--ignore-eos", "--raw", "--seed", "1", "Once upon a time")
+
+
+@pytest.mark.model
+def test_ctrl_c_keeps_the_text_and_exits_130():
+    process = started(*LONG)
+    first = process.stdout.read(20)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=30)
+    assert process.returncode == 130 and len(first) == 20 and "Traceback" not in errors.decode()
+    assert errors.decode().splitlines()[-1] == "truedraw: interrupted: the text made so far is kept"
+    assert "ended by cancelled" in errors.decode() and (first + rest).endswith(b"\n")
+
+
+@pytest.mark.model
+def test_ctrl_c_with_json_still_gives_the_object():
+    process = started(*LONG, "--json")
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=30)
+    answer = json.loads(out)
+    assert process.returncode == 130 and answer["finish_reason"] == "cancelled" and "Traceback" not in errors.decode()
+    assert answer["completion_tokens"] == len(answer["tokens"]) > 0
+
+
+@pytest.mark.model
+def test_a_closed_pipe_is_one_line():
+    process = started(*LONG)
+    process.stdout.read(10)
+    process.stdout.close()
+    errors = process.stderr.read().decode()
+    assert process.wait(timeout=30) == 1 and errors == "truedraw: standard output was closed: stopped\n"
+    process.stderr.close()
+
+
+# ---------------------------------------------------------------- chat
+
+
+@pytest.mark.model
+def test_chat_keeps_its_cache_between_turns():
+    lines = b"What is the capital of France?\nAnd of Italy?\n/reset\nSay hello.\n"
+    result = run("chat", "-t", "0", "--max-tokens", "40", stdin=lines)
+    assert result.returncode == 0, result.stderr
+    told = re.findall(r"prompt (\d+) tokens in ([\d.]+) s", result.stderr.decode())
+    lengths, seconds = [int(n) for n, _ in told], [float(s) for _, s in told]
+    assert len(told) == 3 and lengths[1] > lengths[0] > 20 and lengths[2] < lengths[1]
+    assert len(result.stdout.splitlines()) >= 3
+    assert seconds[1] < lengths[1] * seconds[0] / lengths[0]  # of the second prompt only the new turn was computed
+
+
+@pytest.mark.model
+def test_chat_on_a_terminal_leaves_it_as_it_was():
+    leader, follower = pty.openpty()
+    before = termios.tcgetattr(follower)
+    process = subprocess.Popen(
+        [*COMMAND, "chat", "-t", "0", "--max-tokens", "2000", "--ignore-eos"],
+        stdin=follower, stdout=follower, stderr=follower, env=ENVIRONMENT, start_new_session=True,
+    )  # fmt: skip
+    shown = b""
+
+    def until(text):
+        nonlocal shown
+        deadline = time.time() + 60
+        while text not in shown and time.time() < deadline:
+            if select.select([leader], [], [], 1)[0]:
+                shown += os.read(leader, 4096)
+        assert text in shown, shown
+
+    until(b"> ")
+    shown = b""
+    os.write(leader, b"Tell me a story.\n")
+    until(b". ")
+    process.send_signal(signal.SIGINT)
+    until(b"ended by cancelled")
+    until(b"> ")
+    os.write(leader, b"/exit\n")
+    assert process.wait(timeout=30) == 0
+    assert b"Traceback" not in shown
+    assert termios.tcgetattr(follower) == before
+    os.close(leader)
+    os.close(follower)

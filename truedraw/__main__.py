@@ -1,0 +1,5 @@
+"""python -m truedraw"""
+
+from truedraw.cli.main import main
+
+main()
