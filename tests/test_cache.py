@@ -29,7 +29,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.texts = [[1], [2]]
 
     @rule(
-        slot=st.integers(0, 1), keep=st.integers(1, 30), more=st.lists(st.integers(0, VOCAB - 1), max_size=9), last=st.integers(0, 4)
+        slot=st.integers(0, 1),
+        keep=st.integers(1, 30),
+        more=st.lists(st.integers(0, VOCAB - 1), max_size=9),
+        last=st.integers(0, 4),
     )
     def ask(self, slot, keep, more, last):
         text = (self.texts[slot][:keep] + more)[:40]

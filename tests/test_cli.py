@@ -89,7 +89,9 @@ def test_a_full_disk_while_converting(tmp_path):
     result = subprocess.run(command, capture_output=True, env=environment, preexec_fn=small_files, timeout=120)
     lines = result.stderr.decode().splitlines()
     assert result.returncode == 1 and "Traceback" not in result.stderr.decode()
-    assert lines[0] == "truedraw: converting the demo model to f32, once" and "could not be written" in lines[1] and len(lines) == 2
+    assert (
+        lines[0] == "truedraw: converting the demo model to f32, once" and "could not be written" in lines[1] and len(lines) == 2
+    )
     assert list((tmp_path / "truedraw").iterdir()) == []
 
 

@@ -114,7 +114,9 @@ def test_every_position_of_a_block_has_the_law_of_the_target():
     """B16. Null: each emitted token ~ p = (.5, .3, .2), whatever its place in the block; drafts are
     always 0. n = 4,000 per place: chi2(2) above 23 has probability 1e-5; an engine that decides
     drafts by argmax (TV .5) or any shift of TV .05 is found with power > 0.999."""
-    engine = Engine(model(markov([0.5, 0.3, 0.2], order=0), 3), always(0, 0, 0), FixedLength(3), entropy=iter(range(10**6)).__next__)
+    engine = Engine(
+        model(markov([0.5, 0.3, 0.2], order=0), 3), always(0, 0, 0), FixedLength(3), entropy=iter(range(10**6)).__next__
+    )
     for rule in ("coupled", "token"):
         counts = np.zeros((4, 3))
         for _ in range(1000):
@@ -134,7 +136,12 @@ def test_a_seeded_request_does_not_see_its_neighbours_nor_the_past():  # B50, B5
         engine = Engine(model(slots=4), drafter, FixedLength(3))
         for seed in (None, 1, 2):
             only(engine, [1, seed or 3], replace(PARAMS, seed=seed))
-        others = [replace(PARAMS, seed=None), PARAMS, replace(PARAMS, seed=2, temperature=0.1), replace(PARAMS, frequency_penalty=2.0)]
+        others = [
+            replace(PARAMS, seed=None),
+            PARAMS,
+            replace(PARAMS, seed=2, temperature=0.1),
+            replace(PARAMS, frequency_penalty=2.0),
+        ]
         assert engine.generate([[1], [4, 4], [4, 4, 2], [4, 4]], others)[1].tokens == alone
 
 
@@ -180,7 +187,9 @@ def test_each_draft_is_judged_by_its_own_row():  # B18
 def test_nothing_conditioned_on_a_rejected_draft_survives():  # B19, B54
     chain = one_hot_chain(9)
     runner = ToyRunner(chain, 9)
-    engine = Engine(Model("toy", runner, LetterTokenizer(9)), Script(lambda r: Proposal((int(r.context[-1]) + 1, 8, 8))), FixedLength(3))
+    engine = Engine(
+        Model("toy", runner, LetterTokenizer(9)), Script(lambda r: Proposal((int(r.context[-1]) + 1, 8, 8))), FixedLength(3)
+    )
     result = only(engine, [1] * 128, replace(PARAMS, max_tokens=4))
     assert result.tokens == (2, 3, 4, 5) and result.origins == ("draft", "residual", "draft", "bonus")
     only(engine, [1] * 128 + [2, 3], replace(PARAMS, max_tokens=1))
@@ -209,7 +218,10 @@ def test_an_adversarial_drafter_never_matters():  # B78
     engine = Engine(model(), always(5, 5, 5, 5), FixedLength(4))
     plain = Engine(model())
     for seed in range(20):
-        assert only(engine, [seed % 8 + 1], replace(PARAMS, seed=seed)).tokens == only(plain, [seed % 8 + 1], replace(PARAMS, seed=seed)).tokens
+        assert (
+            only(engine, [seed % 8 + 1], replace(PARAMS, seed=seed)).tokens
+            == only(plain, [seed % 8 + 1], replace(PARAMS, seed=seed)).tokens
+        )
 
 
 # ---------------------------------------------------------------- stops and budgets
@@ -232,7 +244,11 @@ def test_a_stop_token_in_an_accepted_run_ends_the_text(stop_ids):  # B41, B47
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 2, 3, 5])
 def test_budgets_hold_to_the_token(max_tokens):  # B45
-    engine = Engine(model(one_hot_chain(9)), Script(lambda r: Proposal(tuple((int(r.context[-1]) + 1 + i) % 9 for i in range(8)))), FixedLength(8))
+    engine = Engine(
+        model(one_hot_chain(9)),
+        Script(lambda r: Proposal(tuple((int(r.context[-1]) + 1 + i) % 9 for i in range(8)))),
+        FixedLength(8),
+    )
     result = only(engine, [2], replace(PARAMS, max_tokens=max_tokens))
     assert result.tokens == (3, 4, 5, 6, 7)[:max_tokens] and result.finish_reason == "length"
 
@@ -254,7 +270,9 @@ def test_the_context_is_never_overrun():  # B46
 def test_min_tokens_masks_exactly_the_first_rows():  # B36
     eager = lambda context: np.log([0.9] + [0.0125] * 8)  # noqa: E731  # a row for the table
     for drafter in (always(0, 0, 0), always(1, 1, 1, 0), self_drafter(eager)):
-        result = only(Engine(model(eager), drafter, FixedLength(4)), [1], SamplingParams(min_tokens=3, temperature=0, max_tokens=9))
+        result = only(
+            Engine(model(eager), drafter, FixedLength(4)), [1], SamplingParams(min_tokens=3, temperature=0, max_tokens=9)
+        )
         assert len(result.tokens) == 4 and result.tokens[-1] == 0 and 0 not in result.tokens[:3]
 
 
@@ -365,7 +383,10 @@ def test_a_runner_that_fails_once_loses_nothing():
 
 @pytest.mark.parametrize(
     ("proposal", "message"),
-    [(lambda: Proposal((1,), DenseRows(())), "needs its own"), (lambda: Proposal((2,), DenseRows((np.array([0.5, 0.5]),))), "q = 0")],
+    [
+        (lambda: Proposal((1,), DenseRows(())), "needs its own"),
+        (lambda: Proposal((2,), DenseRows((np.array([0.5, 0.5]),))), "q = 0"),
+    ],
 )
 def test_a_dishonest_drafter_is_told_so(proposal, message):  # B04
     engine = Engine(model(), Script(lambda request: proposal(), samples=True))
@@ -408,7 +429,9 @@ def test_more_requests_than_slots_wait_their_turn_and_reuse_prefixes():
     engine = Engine(Model("toy", runner, LetterTokenizer(VOCAB)))
     prompts = [[1] * 50 + [i] for i in range(1, 6)]
     results = engine.generate(prompts, replace(PARAMS, max_tokens=4))
-    assert [r.tokens for r in results] == [only(Engine(model()), prompt, replace(PARAMS, max_tokens=4)).tokens for prompt in prompts]
+    assert [r.tokens for r in results] == [
+        only(Engine(model()), prompt, replace(PARAMS, max_tokens=4)).tokens for prompt in prompts
+    ]
     assert runner.num_fed < 2 * 54 + 3 * 10  # two prompts in full, three continued
 
 

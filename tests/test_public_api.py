@@ -23,7 +23,9 @@ def test_importing_truedraw_is_light():
 def test_importing_truedraw_is_quick():
     """Under 0.3 s: the best of five, measured inside the process, since the machine may be busy."""
     code = "import time; t = time.perf_counter(); import truedraw; print(time.perf_counter() - t)"
-    times = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(5)]
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(5)
+    ]
     assert min(times) < 0.3
 
 
@@ -32,5 +34,7 @@ def test_the_layers_import_only_downwards():
     from pathlib import Path
 
     linter = Path(sys.executable).with_name("lint-imports")
-    result = subprocess.run([linter], capture_output=True, text=True, cwd=Path(__file__).parent.parent, env={**os.environ, "COLUMNS": "200"})
+    result = subprocess.run(
+        [linter], capture_output=True, text=True, cwd=Path(__file__).parent.parent, env={**os.environ, "COLUMNS": "200"}
+    )
     assert result.returncode == 0, result.stdout

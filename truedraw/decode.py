@@ -17,6 +17,7 @@ from truedraw.protocols import (
     Drafter,
     DraftRequest,
     LengthPolicy,
+    Mask,
     Outcome,
     PointProposal,
     Rows,
@@ -24,9 +25,20 @@ from truedraw.protocols import (
     StepTiming,
 )
 from truedraw.randomness import Noise
-from truedraw.sampling import TargetRows, shape
+from truedraw.sampling import TargetRows, adjust, shape
 from truedraw.text.stream import TextStream
-from truedraw.types import FinishReason, Origin, Probs, Proposal, Record, SamplingParams, Stats, StopRule, Verdict
+from truedraw.types import (
+    FinishReason,
+    Origin,
+    Probs,
+    Proposal,
+    Record,
+    SamplingParams,
+    Stats,
+    StopRule,
+    TokenArray,
+    Verdict,
+)
 from truedraw.verify import Rule, probability
 
 PREFILL_CHUNK = 256
@@ -312,6 +324,7 @@ def score(
 def _target_rows(sequence: ActiveSequence, proposal: Proposal, num_fed: int, rows: Rows) -> TargetRows:
     """The target's law at each node, shaped when the rule looks at it, with the draft prefix as
     its history. Behind a stop token nothing is drawn: a place holder stands there."""
+    params, stop_ids = sequence.params, sequence.stop.token_ids
     forks: dict[int, Constraint] = {}
 
     def constraint_after(node: int) -> Constraint | None:
@@ -324,24 +337,27 @@ def _target_rows(sequence: ActiveSequence, proposal: Proposal, num_fed: int, row
             forks[node].advance(proposal.tokens[node])
         return forks[node]
 
-    def compute(index: int) -> Probs:
-        node = index - 1
-        if node >= num_fed:
-            place_holder = np.zeros(rows.logits.shape[1])
-            place_holder[proposal.tokens[node]] = 1.0
-            return place_holder
-        drafts = [proposal.tokens[i] for i in proposal.path(node)]
-        constraint = constraint_after(node)
-        return shape(
-            rows.logits[index],
-            sequence.params,
-            np.concatenate([sequence.context.array, np.asarray(drafts, dtype=np.int32)]),
-            sequence.prompt_length,
-            stop_ids=sequence.stop.token_ids,
-            allowed=None if constraint is None else constraint.mask(),
-        )
+    def history(index: int) -> tuple[TokenArray, Mask | None]:
+        drafts = np.asarray([proposal.tokens[i] for i in proposal.path(index - 1)], dtype=np.int32)
+        constraint = constraint_after(index - 1)
+        context = np.concatenate([sequence.context.array, drafts]) if len(drafts) else sequence.context.array
+        return context, None if constraint is None else constraint.mask()
 
-    return TargetRows(len(proposal) + 1, compute)
+    def compute(index: int) -> Probs:
+        if index > num_fed:
+            place_holder = np.zeros(rows.logits.shape[1])
+            place_holder[proposal.tokens[index - 1]] = 1.0
+            return place_holder
+        context, allowed = history(index)
+        return shape(rows.logits[index], params, context, sequence.prompt_length, stop_ids=stop_ids, allowed=allowed)
+
+    def point(index: int) -> int:
+        if index > num_fed:
+            return proposal.tokens[index - 1]
+        context, allowed = history(index)
+        return int(adjust(rows.logits[index], params, context, sequence.prompt_length, stop_ids, allowed).argmax())
+
+    return TargetRows(len(proposal) + 1, compute, point if params.temperature == 0 else None)
 
 
 # ---------------------------------------------------------------- commit

@@ -74,8 +74,9 @@ class Engine:
     ) -> None:
         self.model = model
         self.drafter = drafter if drafter is not None else NoDrafter()
-        self.policy = policy if policy is not None else FixedLength(DEFAULT_DRAFT_LENGTH)
-        if not isinstance(self.drafter, NoDrafter) and not model.runner.can_rollback:
+        drafts = not isinstance(self.drafter, NoDrafter)
+        self.policy = policy if policy is not None else FixedLength(DEFAULT_DRAFT_LENGTH if drafts else 0)
+        if drafts and not model.runner.can_rollback:
             raise IncompatibleModels(
                 f"{model.name} is a recurrent or hybrid model: its state cannot forget rejected drafts, so it runs plainly only "
                 "(drafter 'none')"
@@ -125,7 +126,7 @@ class Engine:
         """
         if draft_length != "auto" and (isinstance(draft_length, bool) or not isinstance(draft_length, int)):
             raise InvalidParameter("draft_length", draft_length, "an integer >= 0, or 'auto'")
-        policy = FixedLength(DEFAULT_DRAFT_LENGTH if isinstance(draft_length, str) else draft_length)
+        policy = None if isinstance(draft_length, str) else FixedLength(draft_length)
         if rule != "auto":
             find_rule(rule)
         options = LoadOptions(context=context, slots=slots, threads=threads, kv_type=kv_type, kv_unified=kv_unified)

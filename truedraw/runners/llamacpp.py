@@ -6,6 +6,7 @@ Not its high-level Llama class: that keeps a float matrix of context x vocabular
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -192,7 +193,15 @@ class LlamaCppRunner:
 
 
 def _view(pointer: Any, rows: int, columns: int) -> Any:
-    return np.ctypeslib.as_array(pointer, shape=(rows * columns,)).reshape(rows, columns)
+    """Floats of the library's as an array (rows, columns), without a copy. Not np.ctypeslib.as_array:
+    that makes a new type for each call, which took as long as all bookkeeping of a step."""
+    address = ctypes.cast(pointer, ctypes.c_void_p).value
+    return np.frombuffer(_floats(rows * columns).from_address(address), dtype=np.float32).reshape(rows, columns)
+
+
+@functools.lru_cache(maxsize=64)
+def _floats(count: int) -> Any:
+    return ctypes.c_float * count
 
 
 class _Batch:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 from truedraw.protocols import StepNoise
-from truedraw.sampling import TargetRows, race
+from truedraw.sampling import TargetRows
 from truedraw.types import Proposal, Verdict
 
 
@@ -24,7 +24,7 @@ def verify(proposal: Proposal, target_rows: TargetRows, noise: StepNoise) -> Ver
     path: list[int] = []
     node = -1
     while True:
-        y = race(rows[node + 1], noise.race(noise.start + len(path)))
+        y = rows.race(node + 1, noise.race(noise.start + len(path)))
         children = [i for i in range(node + 1, len(proposal)) if proposal.parent(i) == node]
         match = next((i for i in children if proposal.tokens[i] == y), None)
         if match is None:
