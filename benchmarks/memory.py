@@ -11,7 +11,10 @@ import resource
 import subprocess
 import sys
 
+import llama_cpp as llama
 from common import BareLoop, bare_model, last_line
+
+from truedraw.runners.llamacpp import LlamaTokenizer
 
 TOKENS, CONTEXT = 2000, 4096
 PROMPT = "Once upon a time there was a small village by the sea. " * 20
@@ -22,12 +25,9 @@ def peak() -> float:
 
 
 def bare() -> dict[str, float]:
-    from truedraw import Engine
-
-    with Engine.load("smollm2", drafter="none", context=64) as engine:
-        prompt = engine.encode(PROMPT)
-    loop = BareLoop(bare_model(), CONTEXT)
-    loop.start(prompt)
+    model = bare_model()
+    loop = BareLoop(model, CONTEXT)
+    loop.start(LlamaTokenizer(llama.llama_model_get_vocab(model), model).encode(PROMPT))
     loop.run(10, sampled=True)
     early = peak()
     loop.run(TOKENS - 10, sampled=True)

@@ -136,18 +136,18 @@ def test_plain_means_that_the_step_proposed_nothing():
 
 
 def test_text_on_standard_output_and_statistics_on_standard_error():
-    result = run("generate", "--model", "toy", "-", "--max-tokens", "12", "--seed", "1", stdin="the cat sat".encode())
+    result = run("generate", "--model", "toy", "-", "--max-tokens", "12", "--seed", "1", stdin=b"the cat sat")
     assert result.returncode == 0
     assert result.stdout.decode().rstrip("\n") == toy("the cat sat", "--max-tokens", "12", "--seed", "1")["text"]
     assert "tokens/s" in result.stderr.decode() and "rule coupled" in result.stderr.decode()
 
 
 def test_choices_each_have_their_own_text():
-    answer = toy("the", "--max-tokens", "9", "--seed", "1", "--choices", "3")
-    assert [choice["text"] for choice in answer["choices"]][0] == answer["text"]
+    answer = toy("the", "--max-tokens", "9", "--seed", "1", "--n", "3")
+    assert next(choice["text"] for choice in answer["choices"]) == answer["text"]
     assert len({choice["text"] for choice in answer["choices"]}) == 3
     assert answer["text"] == toy("the", "--max-tokens", "9", "--seed", "1")["text"]
-    shown = run("generate", "--model", "toy", "the", "--max-tokens", "9", "--seed", "1", "--choices", "3").stdout.decode()
+    shown = run("generate", "--model", "toy", "the", "--max-tokens", "9", "--seed", "1", "--n", "3").stdout.decode()
     assert "--- choice 2 ---\n" + answer["choices"][2]["text"] in shown
 
 

@@ -43,7 +43,7 @@ def test_one_sequence_under_256_cached_tokens(drafter):
             for prompt, params in zip(PROMPTS, PARAMS, strict=True):
                 plain, drafted = plain_and_drafted(engine, prompt, replace(params, max_tokens=40))
                 assert drafted.tokens == plain.tokens and drafted.text == plain.text
-                assert drafted.rule == "coupled" and drafted.stats.proposed > 0 or drafter == "ngram"
+                assert (drafted.rule == "coupled" and drafted.stats.proposed > 0) or drafter == "ngram"
 
 
 def test_batches_with_bf16_kv_and_a_stream_each():

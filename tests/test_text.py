@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +46,7 @@ def test_bytes_that_are_no_utf8_are_replaced_in_place():
 @given(st.binary(max_size=24), st.lists(st.integers(0, 24), max_size=6))
 def test_chunks_join_to_the_decoded_bytes(data, cuts):
     edges = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
-    pieces = [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
     assert run(pieces)[0] == data.decode("utf-8", "replace")
 
 
@@ -87,7 +89,7 @@ def test_stop_strings_wait_for_min_tokens():
 )  # fmt: skip
 def test_stop_strings_against_a_search_after_each_token(text, stops, cuts):
     edges = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
     expected, so_far = text, ""
     for piece in pieces:
         so_far += piece

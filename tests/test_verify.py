@@ -162,7 +162,7 @@ def test_coupled_emits_what_plain_decoding_draws(seed):
     plain = coupled.verify(Proposal(), rows(1), noise).next_token
     for x in range(3):
         verdict = coupled.verify(Proposal((x,)), rows(2), noise)
-        emitted = [x][: verdict.num_accepted] + [verdict.next_token]
+        emitted = [*[x][: verdict.num_accepted], verdict.next_token]
         assert emitted[0] == plain
         assert verdict.origin == ("bonus" if x == plain else "residual")
 

@@ -42,13 +42,13 @@ RepetitionPenalty = Annotated[float, _option(_SAMPLING, "Over prompt and output;
 PresencePenalty = Annotated[float, _option(_SAMPLING, "Over the output; 0 is off.")]
 FrequencyPenalty = Annotated[float, _option(_SAMPLING, "Over the output; 0 is off.")]
 LogitBias = Annotated[list[str] | None, _option(_SAMPLING, "TOKEN_ID=NUMBER, may be repeated.")]
-MaxTokens = Annotated[int | None, _option(_SAMPLING, "Default: as many as the context holds.", "--max-tokens", "-n")]
+MaxTokens = Annotated[int | None, _option(_SAMPLING, "Default: as many as the context holds.")]
 MinTokens = Annotated[int, _option(_SAMPLING, "No end of text before so many tokens.")]
 Stop = Annotated[list[str] | None, _option(_SAMPLING, "Stop string, may be repeated.")]
 StopTokenId = Annotated[list[int] | None, _option(_SAMPLING, "May be repeated.")]
 IgnoreEos = Annotated[bool, _option(_SAMPLING, "Go on after the model's own end of text.", "--ignore-eos")]
 Seed = Annotated[int | None, _option(_SAMPLING, "The same seed gives the same text, with and without drafts.")]
-Choices = Annotated[int, _option(_SAMPLING, "How many answers; answer i is keyed by (seed, i).", "--choices")]
+Choices = Annotated[int, _option(_SAMPLING, "How many answers; answer i is keyed by (seed, i).", "--n")]
 System = Annotated[str | None, typer.Option(help="A system message.")]
 
 

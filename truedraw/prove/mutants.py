@@ -370,16 +370,11 @@ def _loses_the_bonus(sequence: Any, proposal: Proposal, rows: TargetRows, verdic
     return _commit(sequence, proposal, rows, verdict)
 
 
-def _counts_tokens_late(logits: Any, params: Any, context: Any, prompt_length: int, **options: Any) -> Probs:
-    late = replace(params, min_tokens=params.min_tokens + 1) if params.min_tokens else params
-    return shape(logits, late, context, prompt_length, **options)
-
-
-def _bias_on_the_first_row_only(sequence: Any, proposal: Proposal, num_fed: int, rows: Any) -> TargetRows:
-    unbiased = copy.copy(sequence)
-    unbiased.params = replace(sequence.params, logit_bias={})
-    first, later = _target_rows(sequence, proposal, num_fed, rows), _target_rows(unbiased, proposal, num_fed, rows)
-    return TargetRows(len(first), lambda i: later[i] if i else first[i])
+def _counts_tokens_late(sequence: Any, proposal: Proposal, num_fed: int, rows: Any) -> TargetRows:
+    late = copy.copy(sequence)
+    if sequence.params.min_tokens:
+        late.params = replace(sequence.params, min_tokens=sequence.params.min_tokens + 1)
+    return _target_rows(late, proposal, num_fed, rows)
 
 
 _target_rows, _cut, _commit = decode._target_rows, decode.cut, decode.commit
@@ -394,5 +389,5 @@ _ENGINE = [
     Mutant("only a step's last token ends a text", "FAULTS B41, B43", _by_engine(decode, "cut", _stops_only_at_the_last)),
     Mutant("budget overrun", "FAULTS B45", _by_engine(ActiveSequence, "num_left", property(lambda self: _num_left(self) + 1))),
     Mutant("bonus token lost", "FAULTS B86", _by_engine(decode, "commit", _loses_the_bonus)),
-    Mutant("min_tokens one row too far", "FAULTS B36", _by_engine(decode, "shape", _counts_tokens_late)),
+    Mutant("min_tokens one row too far", "FAULTS B36", _by_engine(decode, "_target_rows", _counts_tokens_late)),
 ]

