@@ -1,6 +1,7 @@
 """A drafter of one's own: what follows a token is what followed it most often in this text so far."""
 
 from collections import Counter
+from itertools import pairwise
 
 from truedraw import Drafter, Engine, Proposal, SamplingParams
 
@@ -10,7 +11,7 @@ class MostFrequentNext(Drafter):
         return [Proposal(self.guess(request.context.tolist(), request.max_draft)) for request in requests]
 
     def guess(self, context, count):
-        following = Counter(zip(context, context[1:], strict=False))
+        following = Counter(pairwise(context))
         tokens = [context[-1]]
         while len(tokens) <= count:
             seen = [(n, after) for (before, after), n in following.items() if before == tokens[-1]]

@@ -99,7 +99,8 @@ def test_help_tells_every_option():
     text = run("generate", "--help").stdout.decode()
     for option in (
         "--model", "--draft-model", "--drafter", "--draft-length", "--rule", "--temperature", "--top-k", "--top-p", "--min-p",
-        "--repetition-penalty", "--presence-penalty", "--frequency-penalty", "--logit-bias", "--min-tokens", "--max-tokens", "--stop",
+        "--repetition-penalty", "--presence-penalty", "--frequency-penalty", "--logit-bias", "--min-tokens", "--max-tokens",
+        "--stop", "--n",
         "--stop-token-id", "--seed", "--raw", "--system", "--context", "--slots", "--threads", "--kv-type", "--compare", "--json",
     ):  # fmt: skip
         assert option in text, option

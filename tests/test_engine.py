@@ -163,7 +163,8 @@ def test_choice_i_is_keyed_by_seed_and_i_alone():
 def test_the_rule_follows_the_request():
     sampled, points = self_drafter(), NGramDrafter()
     rules = {
-        (drafter.samples, seed, temperature): Engine(model(), drafter).submit([1], SamplingParams(seed=seed, temperature=temperature)).rule_name
+        (drafter.samples, seed, temperature):
+            Engine(model(), drafter).submit([1], SamplingParams(seed=seed, temperature=temperature)).rule_name
         for drafter in (sampled, points) for seed in (None, 1) for temperature in (0, 1)
     }  # fmt: skip
     assert {key for key, rule in rules.items() if rule == "token"} == {(True, None, 1)}

@@ -370,6 +370,13 @@ def _loses_the_bonus(sequence: Any, proposal: Proposal, rows: TargetRows, verdic
     return _commit(sequence, proposal, rows, verdict)
 
 
+def _bias_on_the_first_row_only(sequence: Any, proposal: Proposal, num_fed: int, rows: Any) -> TargetRows:
+    unbiased = copy.copy(sequence)
+    unbiased.params = replace(sequence.params, logit_bias={})
+    first, later = _target_rows(sequence, proposal, num_fed, rows), _target_rows(unbiased, proposal, num_fed, rows)
+    return TargetRows(len(first), lambda i: later[i] if i else first[i])
+
+
 def _counts_tokens_late(sequence: Any, proposal: Proposal, num_fed: int, rows: Any) -> TargetRows:
     late = copy.copy(sequence)
     if sequence.params.min_tokens:
