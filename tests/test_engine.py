@@ -335,7 +335,50 @@ def test_a_finished_grammar_is_not_asked_again():  # B38
         assert result.tokens == (1, 0) and result.text == "a"
 
 
+class Breaks(Brackets):
+    """A grammar that fails once it is inside a bracket."""
+
+    def mask(self):
+        if self.depth:
+            raise KeyError("no such state")
+        return super().mask()
+
+    def fork(self):
+        return Breaks(self.depth)
+
+    def advance(self, token):
+        self.depth += token == 1
+
+
 # ---------------------------------------------------------------- errors and cancellation
+
+
+@pytest.mark.parametrize("drafter", [None, "good"])
+def test_a_grammar_that_fails_ends_its_own_request_alone(drafter):
+    good = Script(lambda r: Proposal(tuple((int(r.context[-1]) + 1 + i) % 9 for i in range(3))))
+    engine = Engine(model(one_hot_chain(9), slots=2), good if drafter else None, FixedLength(3))
+    broken = engine.submit([6], replace(PARAMS, max_tokens=12), constraint=Breaks())
+    fine = engine.submit([6], replace(PARAMS, max_tokens=12))
+    while not engine.idle:
+        engine.step()
+    result = broken.results[0]
+    assert result.finish_reason == "error" and isinstance(result.error, KeyError)
+    assert result.tokens in ((7, 8, 0, 1), (7, 8, 0), ()) and len(result.origins) == len(result.tokens) == result.stats.emitted
+    assert fine.results[0].tokens == tuple((7 + i) % 9 for i in range(12))
+
+
+def test_a_drafter_that_fails_when_it_looks_back_loses_nothing():
+    class Forgetful(NGramDrafter):
+        def observe(self, outcomes):
+            if any(outcome.finished for outcome in outcomes):
+                raise RuntimeError("where was I?")
+
+    engine = Engine(model(), Forgetful(min_match=1), FixedLength(3))
+    request = engine.submit([1, 2, 1, 2], PARAMS)
+    with pytest.raises(RuntimeError, match="where"):
+        while True:
+            engine.step()
+    assert engine.idle and request.results[0].tokens == only(Engine(model()), [1, 2, 1, 2]).tokens
 
 
 def breaks_at(length, bad=np.nan):
@@ -475,6 +518,14 @@ def test_recurrent_targets_run_plainly_and_are_refused_with_drafts():
     assert only(Engine(recurrent), [1, 2]).tokens == only(Engine(model()), [1, 2]).tokens
     with pytest.raises(IncompatibleModels, match="recurrent"):
         ModelDrafter(recurrent.runner, VOCAB)
+
+
+def test_greedy_records_know_the_penalties_of_their_own_position():
+    params = replace(PARAMS, temperature=0, frequency_penalty=0.7, logit_bias={3: 1.0})
+    fast = only(Engine(model(), self_drafter(), FixedLength(4)), [1, 2], params, top_records=2)
+    plain = only(Engine(model()), [1, 2], params, top_records=2)
+    assert [(r.token, r.p, r.top) for r in fast.records] == [(r.token, r.p, r.top) for r in plain.records]
+    assert all(record.p == 1 for record in fast.records)
 
 
 def test_hidden_layers_that_do_not_exist_are_refused_and_others_arrive():

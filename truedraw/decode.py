@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from truedraw.cache import CachedModel, TokenBuffer
-from truedraw.errors import ProposalError, RowError
+from truedraw.errors import ProposalError
 from truedraw.protocols import (
     Constraint,
     Drafter,
@@ -156,8 +156,9 @@ def step(
     """Advance every unfinished sequence of the batch by one target pass.
 
     Sequences whose prompt is not in the cache yet get their next chunk of it; all others emit
-    1 .. k + 1 tokens. A row that is no law ends its own sequence with an error, and nobody else's.
-    Raises what runner and drafter raise; nothing has been committed then.
+    1 .. k + 1 tokens. Whatever fails while one sequence is verified (a row that is no law, its
+    constraint, its rule) ends that sequence with the error, and nobody else's. Raises what runner
+    and drafter raise; before `drafter.observe` nothing has been committed then.
     """
     started = clock()
     loading = [sequence for sequence in batch if _num_missing(sequence, target) > 0]
@@ -176,17 +177,17 @@ def step(
     reports, outcomes = [], []
     for sequence, proposal, num_fed, row in zip(ready, proposals, fed, rows, strict=True):
         target_rows = _target_rows(sequence, proposal, num_fed, row)
+        length = len(sequence.context)
+        verdict: Verdict | None = None
         try:
-            verdict = sequence.rule(proposal, target_rows, sequence.noise.at(len(sequence.context)))
-        except RowError as error:
+            verdict = sequence.rule(proposal, target_rows, sequence.noise.at(length))
+            emitted = commit(sequence, proposal, target_rows, verdict)
+        except Exception as error:  # a constraint is the user's code and may raise anything
+            emitted = tuple(int(token) for token in sequence.context.array[length:])
             sequence.finish("error", error)
-            outcomes.append(Outcome(sequence.id, sequence.slot, (), proposal, None, row.hidden, True))
-            reports.append(StepReport(sequence, len(proposal), 0, 0, clock() - started))
-            continue
-        emitted = commit(sequence, proposal, target_rows, verdict)
         finished = sequence.finish_reason is not None
         outcomes.append(Outcome(sequence.id, sequence.slot, emitted, proposal, verdict, row.hidden, finished))
-        num_accepted = min(verdict.num_accepted, len(emitted))
+        num_accepted = min(verdict.num_accepted, len(emitted)) if verdict is not None else 0
         reports.append(StepReport(sequence, len(proposal), num_accepted, len(emitted), clock() - started))
     drafter.observe(outcomes)
     ended = clock()
@@ -325,6 +326,7 @@ def _target_rows(sequence: ActiveSequence, proposal: Proposal, num_fed: int, row
     """The target's law at each node, shaped when the rule looks at it, with the draft prefix as
     its history. Behind a stop token nothing is drawn: a place holder stands there."""
     params, stop_ids = sequence.params, sequence.stop.token_ids
+    committed = sequence.context.array  # as it stands now, also for rows that are looked at after the commit
     forks: dict[int, Constraint] = {}
 
     def constraint_after(node: int) -> Constraint | None:
@@ -340,7 +342,7 @@ def _target_rows(sequence: ActiveSequence, proposal: Proposal, num_fed: int, row
     def history(index: int) -> tuple[TokenArray, Mask | None]:
         drafts = np.asarray([proposal.tokens[i] for i in proposal.path(index - 1)], dtype=np.int32)
         constraint = constraint_after(index - 1)
-        context = np.concatenate([sequence.context.array, drafts]) if len(drafts) else sequence.context.array
+        context = np.concatenate([committed, drafts]) if len(drafts) else committed
         return context, None if constraint is None else constraint.mask()
 
     def compute(index: int) -> Probs:
@@ -374,6 +376,7 @@ def commit(sequence: ActiveSequence, proposal: Proposal, rows: TargetRows, verdi
         sequence.proposed_by_depth[depth - 1] += 1
     tokens = [proposal.tokens[i] for i in verdict.path] + [verdict.next_token]
     num_kept, reason = cut(sequence, tokens)
+    sequence.context.extend(tokens[:num_kept])
     parents = (-1, *verdict.path)
     for i, token in enumerate(tokens[:num_kept]):
         drafted = i < verdict.num_accepted
@@ -382,12 +385,13 @@ def commit(sequence: ActiveSequence, proposal: Proposal, rows: TargetRows, verdi
         sequence.depths.append(i + 1 if drafted else 0)
         if drafted:
             sequence.accepted_by_depth[i] += 1
-        if sequence.constraint is not None and token not in sequence.stop.token_ids:
-            sequence.constraint.advance(token)
         if sequence.top_records is not None:
             q = _draft_probability(proposal, verdict.path[i]) if drafted else None
             sequence.records.append(_record(token, origin, rows[parents[i] + 1], q, sequence.top_records))
-    sequence.context.extend(tokens[:num_kept])
+    if sequence.constraint is not None:
+        for token in tokens[:num_kept]:
+            if token not in sequence.stop.token_ids:
+                sequence.constraint.advance(token)
     if reason is not None:
         sequence.finish(reason)
     return tuple(tokens[:num_kept])

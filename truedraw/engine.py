@@ -257,15 +257,17 @@ class Engine:
         Raises what runner and drafter raise; the requests then still stand as before the step.
         """
         steps = self._admit()
-        if self._running:
-            batch = list(self._running.values())
-            reports = decode.step(batch, self._target, self.drafter, self.policy, self._clock)
-            steps += [self._publish(report) for report in reports]
-        for step in steps:
-            if step.request in self._requests:
-                self._requests[step.request].steps.append(step)
-        for sequence in [s for s in self._running.values() if s.finish_reason is not None]:
-            self._retire(sequence)
+        try:
+            if self._running:
+                batch = list(self._running.values())
+                reports = decode.step(batch, self._target, self.drafter, self.policy, self._clock)
+                steps += [self._publish(report) for report in reports]
+        finally:
+            for step in steps:
+                if step.request in self._requests:
+                    self._requests[step.request].steps.append(step)
+            for sequence in [s for s in self._running.values() if s.finish_reason is not None]:
+                self._retire(sequence)
         return steps
 
     def _admit(self) -> list[Step]:
