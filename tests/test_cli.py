@@ -1,5 +1,6 @@
 """The command line as a person meets it: a process, its two outputs and its exit status."""
 
+import contextlib
 import json
 import os
 import pty
@@ -181,8 +182,24 @@ def test_every_sampling_option_reaches_the_engine():
 # ---------------------------------------------------------------- interruption
 
 
+def heed_ctrl_c():
+    """A run of the tests in the background ignores Ctrl-C, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
 def started(*arguments, **options):
-    return subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, **options)
+    """A process that does not outlive its test."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    process = subprocess.Popen([*COMMAND, *arguments], env=ENVIRONMENT, preexec_fn=heed_ctrl_c, **pipes)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 LONG = ("generate", "--max-tokens", "3000", "--ignore-eos", "--raw", "--seed", "1", "Once upon a time")
@@ -190,10 +207,10 @@ LONG = ("generate", "--max-tokens", "3000", "--ignore-eos", "--raw", "--seed", "
 
 @pytest.mark.model
 def test_ctrl_c_keeps_the_text_and_exits_130():
-    process = started(*LONG)
-    first = process.stdout.read(20)
-    process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=30)
+    with started(*LONG) as process:
+        first = process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and len(first) == 20 and "Traceback" not in errors.decode()
     assert errors.decode().splitlines()[-1] == "truedraw: interrupted: the text made so far is kept"
     assert "ended by cancelled" in errors.decode() and (first + rest).endswith(b"\n")
@@ -201,10 +218,10 @@ def test_ctrl_c_keeps_the_text_and_exits_130():
 
 @pytest.mark.model
 def test_ctrl_c_with_json_still_gives_the_object():
-    process = started(*LONG, "--json")
-    time.sleep(4)
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=30)
+    with started(*LONG, "--json") as process:
+        time.sleep(4)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=60)
     answer = json.loads(out)
     assert process.returncode == 130 and answer["finish_reason"] == "cancelled" and "Traceback" not in errors.decode()
     assert answer["completion_tokens"] == len(answer["tokens"]) > 0
@@ -212,12 +229,11 @@ def test_ctrl_c_with_json_still_gives_the_object():
 
 @pytest.mark.model
 def test_a_closed_pipe_is_one_line():
-    process = started(*LONG)
-    process.stdout.read(10)
-    process.stdout.close()
-    errors = process.stderr.read().decode()
-    assert process.wait(timeout=30) == 1 and errors == "truedraw: standard output was closed: stopped\n"
-    process.stderr.close()
+    with started(*LONG) as process:
+        process.stdout.read(10)
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+        assert process.wait(timeout=60) == 1 and errors == "truedraw: standard output was closed: stopped\n"
 
 
 # ---------------------------------------------------------------- chat
@@ -239,10 +255,6 @@ def test_chat_keeps_its_cache_between_turns():
 def test_chat_on_a_terminal_leaves_it_as_it_was():
     leader, follower = pty.openpty()
     before = termios.tcgetattr(follower)
-    process = subprocess.Popen(
-        [*COMMAND, "chat", "-t", "0", "--max-tokens", "2000", "--ignore-eos"],
-        stdin=follower, stdout=follower, stderr=follower, env=ENVIRONMENT, start_new_session=True,
-    )  # fmt: skip
     shown = b""
 
     def until(text):
@@ -253,15 +265,17 @@ def test_chat_on_a_terminal_leaves_it_as_it_was():
                 shown += os.read(leader, 4096)
         assert text in shown, shown
 
-    until(b"> ")
-    shown = b""
-    os.write(leader, b"Tell me a story.\n")
-    until(b". ")
-    process.send_signal(signal.SIGINT)
-    until(b"ended by cancelled")
-    until(b"> ")
-    os.write(leader, b"/exit\n")
-    assert process.wait(timeout=30) == 0
+    terminal = {"stdin": follower, "stdout": follower, "stderr": follower, "start_new_session": True}
+    with started("chat", "-t", "0", "--max-tokens", "2000", "--ignore-eos", **terminal) as process:
+        until(b"> ")
+        shown = b""
+        os.write(leader, b"Tell me a story.\n")
+        until(b". ")
+        process.send_signal(signal.SIGINT)
+        until(b"ended by cancelled")
+        until(b"> ")
+        os.write(leader, b"/exit\n")
+        assert process.wait(timeout=60) == 0
     assert b"Traceback" not in shown
     assert termios.tcgetattr(follower) == before
     os.close(leader)

@@ -112,6 +112,7 @@ class Engine:
         context: int | None = None,
         slots: int = 1,
         threads: int | None = None,
+        threads_small: int | None = None,
         kv_type: str = "f16",
         kv_unified: bool = True,
         on_progress: Callable[[str], None] | None = None,
@@ -129,7 +130,7 @@ class Engine:
         policy = None if isinstance(draft_length, str) else FixedLength(draft_length)
         if rule != "auto":
             find_rule(rule)
-        options = LoadOptions(context=context, slots=slots, threads=threads, kv_type=kv_type, kv_unified=kv_unified)
+        options = LoadOptions(context, slots, threads, threads_small, kv_type, kv_unified)
         target = load_model(model, options, on_progress)
         draft: Model | None = None
         try:
