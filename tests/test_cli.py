@@ -179,6 +179,35 @@ def test_every_sampling_option_reaches_the_engine():
     assert len(longer) > 20 and 116 not in longer[:20]
 
 
+# ---------------------------------------------------------------- failures in the middle
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("fault", ["pass", "row"])
+def test_a_run_that_fails_keeps_what_was_made(capsys, quiet, fault):
+    from truedraw.cli.generate import _Run
+    from truedraw.engine import Engine
+    from truedraw.errors import RowError, RunnerError
+    from truedraw.registry import Model
+    from truedraw.runners.toy import ByteTokenizer, ToyRunner, toy_language
+    from truedraw.types import SamplingParams
+
+    language = toy_language()
+
+    def next_logits(context):
+        if len(context) < 20:
+            return language(context)
+        if fault == "pass":
+            raise RunnerError("the machine gave up")
+        return language(context) * float("nan")
+
+    engine = Engine(Model("toy", ToyRunner(next_logits, 257), ByteTokenizer()))
+    with pytest.raises(RunnerError if fault == "pass" else RowError):
+        _Run(engine, "the cat sat", SamplingParams(seed=1), 1, quiet=quiet, raw=True).go(compare=False)
+    shown = capsys.readouterr().out
+    assert len(json.loads(shown)["text"] if quiet else shown.rstrip("\n")) == 9
+
+
 # ---------------------------------------------------------------- interruption
 
 

@@ -544,6 +544,8 @@ def test_hidden_layers_that_do_not_exist_are_refused_and_others_arrive():
         (lambda e: e.submit([]), "prompt is empty"),
         (lambda e: e.submit(""), "prompt is empty"),
         (lambda e: e.submit([9]), r"outside the vocabulary: ids in \[0, 8\]"),
+        (lambda e: e.submit(["text"]), "holds 'text'"),
+        (lambda e: SamplingParams(stop=None), "a list"),
         (lambda e: e.submit([1], SamplingParams(logit_bias={9: 1.0})), r"token id in \[0, 8\]"),
         (lambda e: e.submit([1], SamplingParams(stop_token_ids=(9,))), r"token id in \[0, 8\]"),
         (lambda e: e.submit([1], rule="best"), "coupled, token"),
@@ -559,6 +561,13 @@ def test_hidden_layers_that_do_not_exist_are_refused_and_others_arrive():
 def test_what_cannot_be_done_is_refused_by_name(call, message):
     with pytest.raises((PromptError, InvalidParameter), match=message):
         call(Engine(model()))
+
+
+def test_prompts_may_be_arrays_and_a_draft_model_needs_a_slot_for_each():
+    assert only(Engine(model()), np.array([1, 2])).tokens == only(Engine(model()), [1, 2]).tokens
+    engine = Engine(model(slots=2), self_drafter(slots=1))
+    with pytest.raises(IncompatibleModels, match="1 slots, fewer than the target"):
+        engine.generate([[1], [2]], PARAMS)
 
 
 def test_a_chain_of_drafters_by_name():

@@ -191,6 +191,13 @@ def test_a_context_beyond_the_trained_one_is_refused(tiny):
         Engine.load(str(tiny("llama")), context=2000)
 
 
+def test_a_draft_model_with_a_shorter_window_drafts_as_far_as_that_goes(tiny):  # B46
+    short = str(tiny("llama", context=64))
+    with Engine.load(str(tiny("llama")), draft_model=short) as engine:
+        result = engine.generate(["x" * 40], SamplingParams(max_tokens=80, seed=1, ignore_eos=True))[0]
+        assert len(result.tokens) == 80 and result.stats.proposed > 0 and result.origins[-1] == "plain"
+
+
 def test_chat_templates_come_from_the_file(tiny):
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     with Engine.load(str(tiny("llama", template=template))) as engine:

@@ -72,6 +72,13 @@ def test_top_p_sums_in_double_precision():  # B29
     assert abs(np.count_nonzero(wide) - 75_968) <= 1
 
 
+def test_top_p_of_almost_equal_tokens_keeps_one():
+    for vocab in (3, 7, 1000, 49_152):
+        logits = np.zeros(vocab)
+        logits[::3] -= 1e-16
+        assert np.count_nonzero(shape(logits, SamplingParams(top_p=0.0), EMPTY, 0)) == 1
+
+
 def test_top_p_drops_the_boundary_token_neither_too_early_nor_too_late():  # B31, flashinfer 2202
     row = law([0.5, 0.39999, 0.1, 1e-5], top_p=0.9)
     assert set(np.flatnonzero(row)) == {0, 1, 2}

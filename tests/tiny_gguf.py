@@ -16,7 +16,15 @@ def tokens(last: str = "<0xFF>") -> list[str]:
     return ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(255)] + [last]
 
 
-def write(path: Path, architecture: str = "llama", *, seed: int = 0, last: str = "<0xFF>", template: str | None = None) -> Path:
+def write(
+    path: Path,
+    architecture: str = "llama",
+    *,
+    seed: int = 0,
+    last: str = "<0xFF>",
+    template: str | None = None,
+    context: int = CONTEXT,
+) -> Path:
     """architecture: llama, gemma2 (every other layer sees 8 tokens only) or mamba."""
     writer = gguf.GGUFWriter(str(path), architecture)
     generator = np.random.default_rng(seed)
@@ -29,7 +37,7 @@ def write(path: Path, architecture: str = "llama", *, seed: int = 0, last: str =
         writer.add_tensor(name, np.ones(shape, dtype=np.float32))
 
     writer.add_name("tiny")
-    writer.add_context_length(CONTEXT)
+    writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)
     writer.add_layer_norm_rms_eps(1e-5)

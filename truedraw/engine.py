@@ -135,7 +135,8 @@ class Engine:
         draft: Model | None = None
         try:
             if draft_model is not None:
-                draft = load_model(draft_model, replace(options, context=target.runner.max_length), on_progress)
+                window = replace(options, context=target.runner.max_length, clip_context=True)
+                draft = load_model(draft_model, window, on_progress)
             if drafter == "auto":
                 drafter = "none" if not target.runner.can_rollback else "ngram" if draft is None else "model"
             if isinstance(drafter, str):
@@ -198,12 +199,12 @@ class Engine:
         """The token ids of a prompt. Raises PromptError if it is empty or holds an unknown id."""
         if isinstance(prompt, str):
             tokens = self._encode_text(prompt) if prompt else []
-        elif prompt and isinstance(prompt[0], Mapping):
+        elif len(prompt) and isinstance(prompt[0], Mapping):
             text = render_chat(self.model.tokenizer, prompt)  # type: ignore[arg-type]  # the first is a message, so all are
             bos = self.model.tokenizer.bos_text
             tokens = self._encode_text(text, add_special=not (bos and text.startswith(bos)))
         else:
-            tokens = [int(token) for token in prompt]  # type: ignore[arg-type]  # token ids
+            tokens = [_token_id(token) for token in prompt]
         if not tokens:
             raise PromptError("the prompt is empty: at least one token is needed")
         vocab = self._target.runner.vocab_size
@@ -424,6 +425,12 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _token_id(token: object) -> int:
+    if isinstance(token, bool) or not isinstance(token, int | np.integer):
+        raise PromptError(f"the prompt holds {token!r}: it is a text, a list of token ids or a list of chat messages")
+    return int(token)
 
 
 def _unstarted(request: Request, choice: int, reason: FinishReason) -> Result:

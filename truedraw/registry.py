@@ -22,6 +22,8 @@ class LoadOptions:
     """How a model is held.
 
     context     tokens per slot; None: what the model was trained for, 4096 at most
+    clip_context  a context beyond the trained one is cut to it instead of refused (draft models:
+                they stop drafting where their window ends)
     slots       sequences at a time
     threads     None: as many as the machine has cores; threads_small: for passes of one token
     kv_type     f16, bf16, f32 or q8_0
@@ -34,6 +36,7 @@ class LoadOptions:
     threads_small: int | None = None
     kv_type: str = "f16"
     kv_unified: bool = True
+    clip_context: bool = False
 
     def __post_init__(self) -> None:
         for name in ("context", "slots", "threads", "threads_small"):
@@ -75,6 +78,7 @@ def load_model(spec: str, options: LoadOptions, on_progress: Callable[[str], Non
         threads_small=options.threads_small,
         kv_type=options.kv_type,
         kv_unified=options.kv_unified,
+        clip_context=options.clip_context,
     )
     return Model(spec, llama, llama.tokenizer)
 

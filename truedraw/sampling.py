@@ -144,7 +144,8 @@ def _keep_top_p(weights: Probs, top_p: float) -> None:
     of them is in the set: only the others are sorted. Sums are taken in float64.
     """
     total = float(weights.sum())
-    candidates = np.flatnonzero(weights >= total * (1 - top_p) / len(weights))
+    # the slack: where all weigh the same, rounding must not leave them all below their own mean
+    candidates = np.flatnonzero(weights >= total * (1 - top_p) / len(weights) * (1 - BOUNDARY_SLACK))
     order = candidates[np.argsort(-weights[candidates], kind="stable")]
     cumulative = np.cumsum(weights[order])
     size = int(np.searchsorted(cumulative, total * top_p * (1 - BOUNDARY_SLACK), side="left")) + 1

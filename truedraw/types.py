@@ -87,6 +87,9 @@ class SamplingParams:
             raise InvalidParameter("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids"):
+            if not isinstance(getattr(self, name), Sequence):
+                raise InvalidParameter(name, getattr(self, name), "a list (an empty one for none)")
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise InvalidParameter("stop", text, "non-empty strings")

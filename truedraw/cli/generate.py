@@ -12,7 +12,7 @@ import typer
 from truedraw.cli import options as opt
 from truedraw.cli import output
 from truedraw.engine import Engine, Prompt, Request
-from truedraw.errors import UsageError
+from truedraw.errors import TruedrawError, UsageError
 from truedraw.types import Result, SamplingParams
 
 
@@ -97,6 +97,7 @@ class _Run:
         self._note()
         plain: list[Result] | None = None
         status = 0
+        failure: TruedrawError | None = None
         try:
             if compare:
                 self._warm_up()
@@ -109,6 +110,8 @@ class _Run:
         except KeyboardInterrupt:
             engine.cancel(request)
             status = 130
+        except TruedrawError as error:
+            failure = error
         results = _finished(request)
         if self._quiet:
             print(json.dumps(self._json(results, plain), ensure_ascii=False), flush=True)
@@ -116,9 +119,9 @@ class _Run:
             self._report(results, plain)
         if status == 130:
             print("truedraw: interrupted: the text made so far is kept", file=sys.stderr)
-        for result in results:
-            if result.error is not None:
-                raise result.error
+        broken = [failure, *(result.error for result in results)]
+        for reason in filter(None, broken):
+            raise reason
         return status
 
     def _warm_up(self) -> None:

@@ -36,8 +36,10 @@ class ModelDrafter(Drafter):
         self._vocab_size = vocab_size
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        slots, room = self._model.runner.num_slots, self._model.runner.max_length
+        if any(request.slot >= slots for request in requests):
+            raise IncompatibleModels(f"the draft model has {slots} slots, fewer than the target: load it with as many")
         drafts = [_Draft(request) for request in requests]
-        room = self._model.runner.max_length
         while True:
             active = [draft for draft in drafts if not draft.done and len(draft.context) <= room]
             if not active:

@@ -72,7 +72,8 @@ def quantise(source: Path, target: Path, file_type: str) -> None:
 class LlamaCppRunner:
     """One model, one context, `num_slots` sequences in it.
 
-    context        tokens per slot; None: the trained length, 4096 at most
+    context        tokens per slot; None: the trained length, 4096 at most. More than was trained
+                   is refused, or with clip_context cut to that
     threads_small  threads for passes of one token; threads: for all others
     kv_unified     True: all slots share one cache, and a ragged batch is one pass. False: a stream
                    for each slot, which keeps a slot's own cells in order whatever the others do
@@ -93,6 +94,7 @@ class LlamaCppRunner:
         threads_small: int | None = None,
         kv_type: str = "f16",
         kv_unified: bool = True,
+        clip_context: bool = False,
     ) -> None:
         self._model: Any = None
         self._context: Any = None
@@ -104,6 +106,8 @@ class LlamaCppRunner:
             self.close()
             raise ModelFileError(f"{path} is an encoder model: a causal language model is needed")
         trained = llama.llama_model_n_ctx_train(self._model)
+        if context is not None and clip_context:
+            context = min(context, trained)
         if context is not None and context > trained:
             self.close()
             raise InvalidParameter("context", context, f"at most the {trained} tokens that {path.name} was trained for")
