@@ -1,5 +1,6 @@
 """The engine on toy models: batches, stops, budgets, errors, cancellation, records, seeds."""
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
@@ -225,6 +226,19 @@ def test_an_adversarial_drafter_never_matters():  # B78
         )
 
 
+def test_counts_of_three_rounds():  # B79
+    answers = iter([(4, 5, 6, 7), (0, 1, 8, 8), (8, 8, 8, 8)])
+    engine = Engine(model(one_hot_chain(9)), Script(lambda r: Proposal(next(answers))), FixedLength(4))
+    request = engine.submit([3], PARAMS)
+    for _ in range(3):
+        engine.step()
+    engine.cancel(request)
+    stats = request.results[0].stats
+    assert (stats.proposed, stats.accepted, stats.emitted, stats.steps) == (12, 6, 9, 3)
+    assert stats.acceptance_rate == 0.5 and stats.tokens_per_step == 3.0
+    assert stats.acceptance_by_depth == (2 / 3, 2 / 3, 1 / 3, 1 / 3)
+
+
 # ---------------------------------------------------------------- stops and budgets
 
 
@@ -363,7 +377,7 @@ def test_a_grammar_that_fails_ends_its_own_request_alone(drafter):
         engine.step()
     result = broken.results[0]
     assert result.finish_reason == "error" and isinstance(result.error, KeyError)
-    assert result.tokens in ((7, 8, 0, 1), (7, 8, 0), ()) and len(result.origins) == len(result.tokens) == result.stats.emitted
+    assert result.tokens == (7, 8, 0, 1) and len(result.origins) == result.stats.emitted == 4
     assert fine.results[0].tokens == tuple((7 + i) % 9 for i in range(12))
 
 
@@ -398,7 +412,7 @@ def test_a_row_that_is_no_law_ends_its_own_request_alone(bad, drafter):  # B67
     engine = Engine(model(breaks_at(6, bad), slots=2), good if drafter else None, FixedLength(3))
     broken, fine = engine.generate([[1, 2, 3], [5, 2, 3]], replace(PARAMS, max_tokens=12))
     assert broken.finish_reason == "error" and isinstance(broken.error, RowError)
-    assert broken.tokens == ((4, 5, 6) if drafter is None else ())  # what was decided before stays
+    assert broken.tokens == (4, 5, 6) and len(broken.origins) == 3  # what was decided before stays, drafts or not
     assert fine.tokens == tuple((4 + i) % 9 for i in range(12)) and fine.error is None
     with pytest.raises(RowError, match="position 6"):
         list(engine.stream([1, 2, 3], PARAMS))
@@ -491,6 +505,122 @@ def test_long_prompts_go_in_chunks_while_others_go_on():
     assert long.results[0].tokens == only(Engine(model()), [2] * 1000, replace(PARAMS, max_tokens=2)).tokens
 
 
+@pytest.mark.parametrize("spare", [tuple(range(9)), (-1, 1, 2, 3, 49_250, 5, 6, 7, 8)])
+@pytest.mark.parametrize("params", [replace(PARAMS, min_tokens=12), replace(PARAMS, ignore_eos=False, logit_bias={0: 1.0})])
+def test_trees_with_stop_tokens_and_unknown_ids_give_the_text_of_plain_decoding(spare, params):
+    two_levels = Proposal((*spare, *spare), parents=(*[-1] * 9, *[4] * 9))
+    for tree in (Proposal(spare, parents=(-1,) * 9), two_levels):
+        drafted = only(Engine(model(), Script(lambda request, tree=tree: tree), FixedLength(18)), [3, 4], params)
+        assert drafted.tokens == only(Engine(model()), [3, 4], params).tokens
+    refused = only(Engine(model(), Script(lambda request: two_levels), FixedLength(18), rule="coupled"), [3, 4], params)
+    assert refused.stats.accepted > 0
+    with pytest.raises(ProposalError, match="verifies chains only"):
+        only(Engine(model(), Script(lambda request: two_levels), FixedLength(18), rule="token"), [3, 4], params)
+
+
+def test_a_request_that_cannot_start_fails_alone():
+    class Unforkable(Brackets):
+        def fork(self):
+            raise KeyError("no copies")
+
+    engine = Engine(model())
+    good, bad = engine.submit([1], PARAMS), engine.submit([1], PARAMS, constraint=Unforkable())
+    assert len(list(engine.run(good))) == 30
+    list(engine.run(bad))
+    assert bad.results[0].finish_reason == "error" and isinstance(bad.results[0].error, KeyError)
+    assert engine.idle and not engine._requests
+    with pytest.raises(InvalidParameter, match="lone surrogate"):
+        SamplingParams(stop="\udcff")
+
+
+def test_a_constraint_that_fails_inside_the_draft_model_leaves_the_neighbours_alone():
+    engine = Engine(model(slots=2), self_drafter(slots=2), FixedLength(4))
+    bad = engine.submit([6], replace(PARAMS, logit_bias={1: 9.0}), constraint=Breaks())
+    good = engine.submit([6], PARAMS)
+    while not engine.idle:
+        engine.step()
+    assert good.results[0].tokens == only(Engine(model()), [6]).tokens
+    plain = engine.submit([6], replace(PARAMS, logit_bias={1: 9.0}), constraint=Breaks(), max_draft=0)
+    list(engine.run(plain))
+    assert bad.results[0].tokens == plain.results[0].tokens and isinstance(bad.results[0].error, KeyError)
+
+
+def test_a_mask_of_numbers_is_refused():
+    class Numbers(Brackets):
+        def mask(self):
+            return super().mask().astype(int)
+
+        def fork(self):
+            return Numbers(self.depth)
+
+    result = only(Engine(model()), [3], PARAMS, constraint=Numbers())
+    assert result.finish_reason == "error" and "a bool array of shape (9,)" in str(result.error)
+
+
+@pytest.mark.parametrize("where", ["forward", "extend", "rollback", "truncate"])
+def test_ctrl_c_at_any_instant_of_a_pass_leaves_the_cache_right(monkeypatch, where):
+    """The interrupt comes right after the operation has worked, n times in all."""
+    from truedraw.cache import TokenBuffer
+
+    expected = only(Engine(model()), [1, 2, 1, 2]).tokens
+    owner = TokenBuffer if where in ("extend", "truncate") else ToyRunner
+    original = getattr(owner, where)
+    for n in range(1, 25, 2):
+        engine = Engine(model(), NGramDrafter(min_match=1), FixedLength(4))
+        left = [n]
+
+        def interrupted(self, *arguments, left=left):
+            answer = original(self, *arguments)
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            return answer
+
+        request = engine.submit([1, 2, 1, 2], PARAMS)
+        monkeypatch.setattr(owner, where, interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            list(engine.run(request))
+        monkeypatch.setattr(owner, where, original)
+        assert only(engine, [1, 2, 1, 2]).tokens == expected
+
+
+def test_prompt_chunks_do_not_depend_on_neighbours():
+    def chunks(neighbours):
+        runner = ToyRunner(TARGET, VOCAB, num_slots=4)
+        engine = Engine(Model("toy", runner, LetterTokenizer(VOCAB)))
+        for i in range(neighbours):
+            engine.submit([i + 1], replace(PARAMS, max_tokens=20))
+        engine.step()
+        passes = runner.num_passes
+        engine.submit([2] * 600, replace(PARAMS, max_tokens=1))
+        fed = []
+        for _ in range(3):
+            before = runner.num_fed
+            engine.step()
+            fed.append(runner.num_fed - before - neighbours)
+        return fed, runner.num_passes - passes
+
+    assert chunks(0) == chunks(3) == ([256, 256, 87], 3)
+
+
+def test_cancelled_requests_say_nothing_more_and_nothing_is_kept_of_finished_ones():  # B62
+    engine = Engine(model())
+    request = engine.submit([1], PARAMS)
+    engine.step()
+    engine.cancel(request)
+    assert list(engine.run(request)) == []
+    for _ in range(3):
+        only(engine, [1], replace(PARAMS, max_tokens=0))
+    assert not engine._requests
+
+
+def test_a_reused_draft_buffer_does_not_change_what_is_recorded():  # B12
+    buffer = np.array([0.5, 0.5])
+    q = DenseRows((buffer,))
+    buffer[:] = [1.0, 0.0]
+    assert list(q.rows[0]) == [0.5, 0.5]
+
+
 # ---------------------------------------------------------------- records and refusals
 
 
@@ -549,6 +679,14 @@ def test_hidden_layers_that_do_not_exist_are_refused_and_others_arrive():
         (lambda e: e.submit([1], SamplingParams(logit_bias={9: 1.0})), r"token id in \[0, 8\]"),
         (lambda e: e.submit([1], SamplingParams(stop_token_ids=(9,))), r"token id in \[0, 8\]"),
         (lambda e: e.submit([1], rule="best"), "coupled, token"),
+        (lambda e: e.submit([1], rule=""), "coupled, token"),
+        (lambda e: e.submit([1], max_draft="x"), "max_draft is 'x'"),
+        (lambda e: e.submit([1], top_records=-1), "top_records is -1"),
+        (lambda e: e.submit([1] * 4090, SamplingParams(min_tokens=100)), "at most the 6"),
+        (lambda e: e.generate([1, 2]), "a list of token ids"),
+        (lambda e: Engine.load("toy", kv_type="q8_0"), "f16 only, for the toy model"),
+        (lambda e: Engine.load("toy", drafter="none", draft_length=5), "auto or 0"),
+        (lambda e: Engine.load("toy", drafter=NGramDrafter(), draft_model="toy"), "None together"),
         (lambda e: e.generate("text"), "a list of prompts"),
         (lambda e: e.generate([[1]], [PARAMS, PARAMS]), "one for each"),
         (lambda e: FixedLength(-1), "an integer >= 0"),

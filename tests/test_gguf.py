@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from truedraw.engine import Engine
-from truedraw.errors import ConversionError, IncompatibleModels, InvalidParameter, ModelFileError, ModelNotFound
+from truedraw.errors import ConversionError, IncompatibleModels, InvalidParameter, ModelFileError, ModelNotFound, RunnerError
 from truedraw.runners import gguf
 from truedraw.types import SamplingParams
 
@@ -184,6 +184,20 @@ def test_draft_models_with_another_vocabulary_are_refused(tiny):  # B70
     with Engine.load(str(tiny("llama")), draft_model=str(tiny("llama", seed=9)), slots=2) as engine:
         results = engine.generate(["one two", "three"], SamplingParams(max_tokens=20, ignore_eos=True))
         assert [result.rule for result in results] == ["token", "token"] and all(r.stats.proposed for r in results)
+
+
+def test_a_model_without_a_vocabulary_is_refused(tiny):
+    with pytest.raises(ModelFileError, match="holds no vocabulary"):
+        Engine.load(str(tiny("llama", vocabulary=False)))
+
+
+def test_a_closed_engine_says_so(tiny):
+    engine = Engine.load(str(tiny("llama")), drafter="ngram")
+    engine.close()
+    engine.close()
+    for use in (lambda: engine.encode("hello"), lambda: engine.generate([[5, 6]])):
+        with pytest.raises(RunnerError, match="has been closed"):
+            use()
 
 
 def test_a_context_beyond_the_trained_one_is_refused(tiny):

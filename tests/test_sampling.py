@@ -164,6 +164,12 @@ def test_rows_that_are_no_law_are_errors(bad, temperature):  # B67
         shape(np.array(bad), SamplingParams(temperature=temperature), np.array([1, 2], dtype=np.int32), 1)
 
 
+@pytest.mark.parametrize("extreme", [{"repetition_penalty": 1e-320}, {"frequency_penalty": -1e308, "logit_bias": {1: 1e308}}])
+def test_penalties_that_overflow_are_told(extreme):
+    with pytest.raises(RowError, match="after penalties and bias"):
+        shape(np.ones(3), SamplingParams(temperature=0, **extreme), np.array([0, 1], dtype=np.int32), 1)
+
+
 def test_some_minus_infinities_are_legal():
     np.testing.assert_allclose(shape(np.array([-math.inf, 0, 0]), SamplingParams(), EMPTY, 0), [0, 0.5, 0.5])
 

@@ -24,6 +24,7 @@ def write(
     last: str = "<0xFF>",
     template: str | None = None,
     context: int = CONTEXT,
+    vocabulary: bool = True,
 ) -> Path:
     """architecture: llama, gemma2 (every other layer sees 8 tokens only) or mamba."""
     writer = gguf.GGUFWriter(str(path), architecture)
@@ -42,7 +43,7 @@ def write(
     writer.add_block_count(LAYERS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(spelled))
-    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_model("llama" if vocabulary else "no_vocab")
     writer.add_token_list(spelled)
     writer.add_token_scores([0.0] * len(spelled))
     kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL] + [gguf.TokenType.BYTE] * 255

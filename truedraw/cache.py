@@ -61,6 +61,8 @@ class CachedModel:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         self._held = [TokenBuffer() for _ in range(runner.num_slots)]
+        self._unsure: set[int] = set()
+        """Slots whose cache may hold more than is known: a change of theirs did not come to its end."""
 
     def max_fed(self, hidden: tuple[str, ...]) -> int:
         """The most tokens of one pass when these layers are asked for."""
@@ -95,10 +97,12 @@ class CachedModel:
         trees = parents if parents is not None else [None] * len(contexts)
         limit = self.max_fed(hidden)
         starts = [self._keep(slot, tokens, n, tree) for (slot, tokens), n, tree in zip(contexts, last, trees, strict=True)]
+        missing_in_all = sum(len(tokens) - start for (_, tokens), start in zip(contexts, starts, strict=True))
+        fair = limit if missing_in_all <= limit else limit // len(contexts)
         chunks: list[Chunk | None] = []
         for (slot, tokens), start, n, tree in zip(contexts, starts, last, trees, strict=True):
             needed = max(n, len(tree or ()))
-            share = max(limit // len(contexts), needed)
+            share = max(fair, needed)
             while len(tokens) - start > share:
                 ahead = min(share, len(tokens) - start - needed)
                 self._forward([Chunk(slot, tokens[start : start + ahead], 0)])
@@ -111,33 +115,27 @@ class CachedModel:
     def _keep(self, slot: int, tokens: TokenArray, last: int, tree: tuple[int, ...] | None) -> int:
         """Roll the slot back to what can stay, and say how much that is."""
         keep = min(self.num_cached(slot, tokens), len(tokens) - max(last, len(tree or ())))
-        if keep < len(self._held[slot]):
+        if keep < len(self._held[slot]) or slot in self._unsure:
             if not self.runner.can_rollback:
                 keep = 0
+            self._unsure.add(slot)
             self._held[slot].truncate(keep)
             self.runner.rollback(slot, keep)
+            self._unsure.discard(slot)
         return keep
 
     def _forward(self, chunks: list[Chunk]) -> list[Rows]:
         if not chunks:
             return []
-        try:
-            rows = self.runner.forward(chunks)
-        except BaseException:
-            for chunk in chunks:  # what of the pass reached the cache is unknown: back to what is known
-                self._restore(chunk.slot)
-            raise
+        self._unsure.update(chunk.slot for chunk in chunks)  # until the end: an error or Ctrl-C may come at any instant
+        rows = self.runner.forward(chunks)
         for chunk in chunks:
             linear = len(chunk.tokens) - len(chunk.parents or ())  # behind it the cache holds branches, not a text
             self._held[chunk.slot].extend(chunk.tokens[:linear])
             if chunk.parents:
                 self.runner.rollback(chunk.slot, len(self._held[chunk.slot]))
+        self._unsure.difference_update(chunk.slot for chunk in chunks)
         return rows
-
-    def _restore(self, slot: int) -> None:
-        if not self.runner.can_rollback:
-            self._held[slot].truncate(0)
-        self.runner.rollback(slot, len(self._held[slot]))
 
     def close(self) -> None:
         self.runner.close()

@@ -5,6 +5,7 @@ Everything about a sequence that changes lives in its ActiveSequence, and change
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -181,13 +182,13 @@ def step(
         verdict: Verdict | None = None
         try:
             verdict = sequence.rule(proposal, target_rows, sequence.noise.at(length))
-            emitted = commit(sequence, proposal, target_rows, verdict)
+            commit(sequence, proposal, target_rows, verdict.path, (verdict.next_token, verdict.origin))
         except Exception as error:  # a constraint is the user's code and may raise anything
-            emitted = tuple(int(token) for token in sequence.context.array[length:])
-            sequence.finish("error", error)
+            _fail(sequence, proposal, target_rows, verdict, error)
+        emitted = tuple(int(token) for token in sequence.context.array[length:])
         finished = sequence.finish_reason is not None
         outcomes.append(Outcome(sequence.id, sequence.slot, emitted, proposal, verdict, row.hidden, finished))
-        num_accepted = min(verdict.num_accepted, len(emitted)) if verdict is not None else 0
+        num_accepted = sequence.origins[length - sequence.prompt_length :].count("draft")
         reports.append(StepReport(sequence, len(proposal), num_accepted, len(emitted), clock() - started))
     drafter.observe(outcomes)
     ended = clock()
@@ -244,9 +245,11 @@ def propose(
         raise ProposalError(f"the drafter answered {len(asked)} requests with {len(answers)} proposals")
     proposals = [Proposal()] * len(ready)
     for i, proposal in zip(asked, answers, strict=True):
+        if not isinstance(proposal, Proposal):
+            raise ProposalError(f"the drafter answered with {proposal!r}: a Proposal is needed")
         if not proposal.is_chain and not target.runner.can_score_trees:
             raise ProposalError("the drafter proposed a tree, and this runner scores chains only")
-        proposals[i] = _useful(proposal.cut(limits[i]), ready[i])
+        proposals[i] = _useful(proposal.cut(limits[i]), ready[i], target.runner.vocab_size)
     points = [i for i in asked if len(proposals[i]) and not proposals[i].q.sampled]
     cuts = policy.cut([PointProposal(states[i], proposals[i].tokens) for i in points]) if points else []
     for i, length in zip(points, cuts, strict=True):
@@ -270,13 +273,21 @@ def _draft_request(sequence: ActiveSequence, state: SequenceState, limit: int, p
     )
 
 
-def _useful(proposal: Proposal, sequence: ActiveSequence) -> Proposal:
-    """A chain up to its first stop token: if that is accepted the text ends, if not the rest is void."""
+def _useful(proposal: Proposal, sequence: ActiveSequence, vocab: int) -> Proposal:
+    """What is worth verifying. A chain up to its first stop token: if that is accepted the text
+    ends, if not the rest is void. Of a tree the nodes that can be fed: without stop tokens, ids
+    that the target does not know, and what hangs on them."""
+    stop_ids = sequence.stop.token_ids
     if proposal.is_chain:
-        for i, token in enumerate(proposal.tokens):
-            if token in sequence.stop.token_ids:
-                return proposal.cut(i + 1)
-    return proposal
+        ends = (i + 1 for i, token in enumerate(proposal.tokens) if token in stop_ids)
+        return proposal.cut(next(ends, len(proposal)))
+    if sequence.rule_name != "coupled":
+        raise ProposalError(f"the drafter proposed a tree, and the rule {sequence.rule_name} verifies chains only")
+    kept: list[int] = []
+    for i, token in enumerate(proposal.tokens):
+        if token not in stop_ids and 0 <= token < vocab and proposal.parent(i) in (-1, *kept):
+            kept.append(i)
+    return proposal.select(kept)
 
 
 # ---------------------------------------------------------------- score
@@ -365,8 +376,13 @@ def _target_rows(sequence: ActiveSequence, proposal: Proposal, num_fed: int, row
 # ---------------------------------------------------------------- commit
 
 
-def commit(sequence: ActiveSequence, proposal: Proposal, rows: TargetRows, verdict: Verdict) -> tuple[int, ...]:
-    """Append what the verdict emits, up to the stop rule. Returns the tokens appended."""
+def commit(
+    sequence: ActiveSequence, proposal: Proposal, rows: TargetRows, path: tuple[int, ...], last: tuple[int, Origin] | None
+) -> None:
+    """Append the accepted path and the rule's own token, up to the stop rule.
+
+    last: that token and its origin; None where its row could not be shaped.
+    """
     sequence.num_steps += 1
     for index in range(len(proposal)):
         depth = len(proposal.path(index))
@@ -374,19 +390,19 @@ def commit(sequence: ActiveSequence, proposal: Proposal, rows: TargetRows, verdi
             sequence.proposed_by_depth.append(0)
             sequence.accepted_by_depth.append(0)
         sequence.proposed_by_depth[depth - 1] += 1
-    tokens = [proposal.tokens[i] for i in verdict.path] + [verdict.next_token]
+    tokens = [*(proposal.tokens[i] for i in path), *(() if last is None else (last[0],))]
     num_kept, reason = cut(sequence, tokens)
     sequence.context.extend(tokens[:num_kept])
-    parents = (-1, *verdict.path)
+    parents = (-1, *path)
     for i, token in enumerate(tokens[:num_kept]):
-        drafted = i < verdict.num_accepted
-        origin: Origin = "draft" if drafted else verdict.origin
+        drafted = i < len(path)
+        origin: Origin = "draft" if last is None or drafted else last[1]
         sequence.origins.append(origin)
         sequence.depths.append(i + 1 if drafted else 0)
         if drafted:
             sequence.accepted_by_depth[i] += 1
         if sequence.top_records is not None:
-            q = _draft_probability(proposal, verdict.path[i]) if drafted else None
+            q = proposal.q.prob(path[i], token) if drafted else None
             sequence.records.append(_record(token, origin, rows[parents[i] + 1], q, sequence.top_records))
     if sequence.constraint is not None:
         for token in tokens[:num_kept]:
@@ -394,7 +410,19 @@ def commit(sequence: ActiveSequence, proposal: Proposal, rows: TargetRows, verdi
                 sequence.constraint.advance(token)
     if reason is not None:
         sequence.finish(reason)
-    return tuple(tokens[:num_kept])
+
+
+def _fail(sequence: ActiveSequence, proposal: Proposal, rows: TargetRows, verdict: Verdict | None, error: Exception) -> None:
+    """End a sequence whose verification failed, with what had been accepted before: as plain
+    decoding, which gets to the broken row one token at a time.
+
+    The rules that ship walk from the root, so the drafts before the row that failed are accepted.
+    """
+    if verdict is None and rows.failed:
+        with contextlib.suppress(Exception):  # the first error is the one to tell
+            commit(sequence, proposal, rows, proposal.path(rows.failed - 1), None)
+    if sequence.finish_reason is None:
+        sequence.finish("error", error)
 
 
 def cut(sequence: ActiveSequence, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
@@ -406,10 +434,6 @@ def cut(sequence: ActiveSequence, tokens: Sequence[int]) -> tuple[int, FinishRea
         if i + 1 == sequence.num_left:
             return i + 1, "length"
     return len(tokens), None
-
-
-def _draft_probability(proposal: Proposal, index: int) -> float:
-    return proposal.q.prob(index, proposal.tokens[index])
 
 
 def _record(token: int, origin: Origin, row: Probs, q: float | None, num_top: int) -> Record:

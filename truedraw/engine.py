@@ -128,6 +128,10 @@ class Engine:
         if draft_length != "auto" and (isinstance(draft_length, bool) or not isinstance(draft_length, int)):
             raise InvalidParameter("draft_length", draft_length, "an integer >= 0, or 'auto'")
         policy = None if isinstance(draft_length, str) else FixedLength(draft_length)
+        if drafter == "none" and draft_length not in ("auto", 0):
+            raise InvalidParameter("draft_length", draft_length, "auto or 0 with the drafter none")
+        if draft_model is not None and not isinstance(drafter, str):
+            raise InvalidParameter("draft_model", draft_model, "None together with a Drafter of one's own")
         if rule != "auto":
             find_rule(rule)
         options = LoadOptions(context, slots, threads, threads_small, kv_type, kv_unified)
@@ -172,6 +176,9 @@ class Engine:
         """
         params = params if params is not None else SamplingParams()
         self._check(params)
+        for name, value in (("top_records", top_records), ("max_draft", max_draft)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise InvalidParameter(name, value, "an integer >= 0, or None")
         tokens = self.encode(prompt)
         room = self._target.runner.max_length
         if len(tokens) >= room:
@@ -179,11 +186,15 @@ class Engine:
                 f"the prompt has {len(tokens)} tokens and the context {room}: at most {room - 1} fit, so that one can "
                 "follow; take a larger context or a shorter prompt"
             )
+        if params.min_tokens > room - len(tokens):
+            raise InvalidParameter(
+                "min_tokens", params.min_tokens, f"at most the {room - len(tokens)} that the context has room for"
+            )
         request = Request(
             id=self._num_requests,
             prompt=tuple(tokens),
             params=params,
-            rule_name=self._choose_rule(rule or self._rule, params),
+            rule_name=self._choose_rule(self._rule if rule is None else rule, params),
             seed=self._entropy() if params.seed is None else params.seed,
             constraint=constraint,
             top_records=top_records,
@@ -199,6 +210,8 @@ class Engine:
         """The token ids of a prompt. Raises PromptError if it is empty or holds an unknown id."""
         if isinstance(prompt, str):
             tokens = self._encode_text(prompt) if prompt else []
+        elif not isinstance(prompt, Sequence | np.ndarray):
+            raise _no_prompt(prompt)
         elif len(prompt) and isinstance(prompt[0], Mapping):
             text = render_chat(self.model.tokenizer, prompt)  # type: ignore[arg-type]  # the first is a message, so all are
             bos = self.model.tokenizer.bos_text
@@ -238,14 +251,17 @@ class Engine:
         """End what is unfinished of a request. Its slots are free at once; caches stay consistent,
         since what they hold is compared with what is asked. Idempotent."""
         self._waiting = deque(item for item in self._waiting if item[0] is not request)
+        gone: list[Outcome] = []
         for sequence in [s for s in self._running.values() if s.request == request.id]:
             sequence.finish("cancelled")
-            self.drafter.observe([Outcome(sequence.id, sequence.slot, (), Proposal(), None, {}, True)])
             self._retire(sequence)
+            gone.append(Outcome(sequence.id, sequence.slot, (), Proposal(), None, {}, True))
         for choice, result in enumerate(request.results):
             if result is None:
-                request.results[choice] = _unstarted(request, choice, "cancelled")
-        self._requests.pop(request.id, None)
+                self._file(request, _unstarted(request, choice, "cancelled"))
+        request.steps.clear()
+        if gone:
+            self.drafter.observe(gone)
 
     @property
     def idle(self) -> bool:
@@ -256,18 +272,18 @@ class Engine:
     def step(self) -> list[Step]:
         """Admit what fits, run one target pass for all, and say what came out of it.
 
-        Raises what runner and drafter raise; the requests then still stand as before the step.
+        Raises what runner and drafter raise. The requests then stand as before the step; if it was
+        the drafter's `observe`, as after it, and their next step tells what this one could not.
         """
         steps = self._admit()
         try:
             if self._running:
                 batch = list(self._running.values())
-                reports = decode.step(batch, self._target, self.drafter, self.policy, self._clock)
-                steps += [self._publish(report) for report in reports]
-        finally:
-            for step in steps:
-                if step.request in self._requests:
+                for report in decode.step(batch, self._target, self.drafter, self.policy, self._clock):
+                    step = self._publish(report)
+                    steps.append(step)
                     self._requests[step.request].steps.append(step)
+        finally:
             for sequence in [s for s in self._running.values() if s.finish_reason is not None]:
                 self._retire(sequence)
         return steps
@@ -284,14 +300,28 @@ class Engine:
                 break
             self._waiting.popleft()
             if request.params.max_tokens == 0:
-                request.results[choice] = _unstarted(request, choice, "length")
-                steps.append(Step(request.id, choice, (), (), "", 0, 0, 0, 0.0, finish_reason="length"))
+                steps.append(self._never_started(request, choice, "length"))
                 continue
             prompt = np.asarray(request.prompt, dtype=np.int32)
             slot = max(free, key=lambda slot: self._target.num_cached(slot, prompt))
-            sequence = self._start(request, choice, slot)
+            try:
+                sequence = self._start(request, choice, slot)
+            except Exception as error:  # a constraint is the user's code and may raise anything
+                steps.append(self._never_started(request, choice, "error", error))
+                continue
             self._running[sequence.id] = sequence
         return steps
+
+    def _never_started(self, request: Request, choice: int, reason: FinishReason, error: Exception | None = None) -> Step:
+        self._file(request, replace(_unstarted(request, choice, reason), error=error))
+        step = Step(request.id, choice, (), (), "", 0, 0, 0, 0.0, finish_reason=reason)
+        request.steps.append(step)
+        return step
+
+    def _file(self, request: Request, result: Result) -> None:
+        request.results[result.choice] = result
+        if request.finished:
+            self._requests.pop(request.id, None)
 
     def _start(self, request: Request, choice: int, slot: int) -> ActiveSequence:
         params, tokenizer = request.params, self.model.tokenizer
@@ -348,7 +378,7 @@ class Engine:
         self.stats += sequence.stats
         request = self._requests[sequence.request]
         assert sequence.finish_reason is not None
-        request.results[sequence.choice] = Result(
+        result = Result(
             request=request.id,
             choice=sequence.choice,
             text="".join(sequence.text) + sequence.stream.take(),
@@ -361,8 +391,7 @@ class Engine:
             records=tuple(sequence.records),
             error=sequence.error,
         )
-        if request.finished:
-            self._requests.pop(request.id)
+        self._file(request, result)
 
     def run(self, request: Request) -> Iterator[Step]:
         """The steps of one request as they are made; other requests go on beside it.
@@ -429,8 +458,12 @@ class Engine:
 
 def _token_id(token: object) -> int:
     if isinstance(token, bool) or not isinstance(token, int | np.integer):
-        raise PromptError(f"the prompt holds {token!r}: it is a text, a list of token ids or a list of chat messages")
+        raise _no_prompt(token)
     return int(token)
+
+
+def _no_prompt(value: object) -> PromptError:
+    return PromptError(f"the prompt is or holds {value!r}: a text, a list of token ids or a list of chat messages is needed")
 
 
 def _unstarted(request: Request, choice: int, reason: FinishReason) -> Result:

@@ -10,6 +10,7 @@ TruedrawError
 │   └── MissingExtra          an optional package is not installed
 └── RunError                  something failed while running
     ├── RowError              a row that is no distribution: NaN, +inf, or no token left
+    ├── ConstraintError       a constraint broke its contract (a mask of the wrong kind)
     ├── ProposalError         a drafter broke its contract (a token its own q cannot have drawn)
     ├── RunnerError           the runner could not compute a pass
     ├── RollbackUnsupported   the cache of this model cannot forget tokens
@@ -65,6 +66,10 @@ class RunError(TruedrawError):
 
 class RowError(RunError):
     """A row that is no distribution: NaN, +inf, or no token left."""
+
+
+class ConstraintError(RunError):
+    """A constraint broke its contract."""
 
 
 class ProposalError(RunError):

@@ -64,6 +64,10 @@ def load_model(spec: str, options: LoadOptions, on_progress: Callable[[str], Non
     if spec == "toy":
         from truedraw.runners.toy import ByteTokenizer, ToyRunner, toy_language
 
+        plain = LoadOptions(context=options.context, slots=options.slots, clip_context=options.clip_context)
+        for name in ("threads", "threads_small", "kv_type", "kv_unified"):
+            if getattr(options, name) != getattr(plain, name):
+                raise InvalidParameter(name, getattr(options, name), f"{getattr(plain, name)} only, for the toy model")
         tokenizer = ByteTokenizer()
         runner = ToyRunner(toy_language(), tokenizer.vocab_size, num_slots=options.slots, max_length=options.context or 4096)
         return Model(spec, runner, tokenizer)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from truedraw.errors import RowError
+from truedraw.errors import ConstraintError, RowError
 from truedraw.protocols import Mask, RaceNoise, StepNoise
 from truedraw.randomness import RACE_BLOCK, Purpose
 from truedraw.types import Probs, SamplingParams, TokenArray, probabilities
@@ -21,6 +21,8 @@ BOUNDARY_SLACK = 1e-6
 met it exactly: runners hand out float32 logits, whose rounding would else decide."""
 
 _PARTITION_BLOCK = 64
+
+T = TypeVar("T")
 
 
 # ---------------------------------------------------------------- shaping
@@ -82,14 +84,20 @@ def adjust(
     too_early = bool(stop_ids) and len(context) - prompt_length < params.min_tokens
     if penalised or params.logit_bias or too_early or allowed is not None:
         raw = np.array(raw, dtype=np.float64)
-        _penalise(raw, params, context, prompt_length)
-        for token, bias in params.logit_bias.items():
-            raw[token] += bias
+        with np.errstate(over="ignore", invalid="ignore"):  # told below
+            _penalise(raw, params, context, prompt_length)
+            for token, bias in params.logit_bias.items():
+                raw[token] += bias
         if too_early:
             raw[list(stop_ids)] = -np.inf
         if allowed is not None:
+            if not isinstance(allowed, np.ndarray) or allowed.dtype != np.bool_ or allowed.shape != raw.shape:
+                shown = f"{type(allowed).__name__} {getattr(allowed, 'dtype', '')} {getattr(allowed, 'shape', '')}"
+                raise ConstraintError(f"a mask is {shown}: a bool array of shape {raw.shape} is needed")
             raw[~allowed] = -np.inf
         best = float(raw.max())
+        if not best < np.inf:
+            raise RowError(f"the row at position {len(context)} holds {best} after penalties and bias: take smaller ones")
     if best == -np.inf:
         raise RowError(f"the row at position {len(context)} allows no token: every logit is -inf after bias and masks")
     return raw
@@ -162,12 +170,14 @@ class TargetRows:
     behind the first rejection (block verification: backwards from the end).
 
     point  of a greedy request: row index -> the one token that has all the mass
+    failed  the index of the row that could not be shaped, once that has happened
     """
 
     def __init__(self, length: int, compute: Callable[[int], Probs], point: Callable[[int], int] | None = None) -> None:
         self._compute = compute
         self._point = point
         self._rows: list[Probs | None] = [None] * length
+        self.failed: int | None = None
 
     @classmethod
     def of(cls, rows: Any) -> TargetRows:
@@ -183,13 +193,20 @@ class TargetRows:
     def __getitem__(self, index: int) -> Probs:
         row = self._rows[index]
         if row is None:
-            row = self._rows[index] = self._compute(index)
+            row = self._rows[index] = self._ask(self._compute, index)
         return row
+
+    def _ask(self, compute: Callable[[int], T], index: int) -> T:
+        try:
+            return compute(index)
+        except Exception:
+            self.failed = index
+            raise
 
     def race(self, index: int, noise: RaceNoise) -> int:
         """Draw from row `index` by the race. A greedy row has one answer, whatever the noise: it is
         taken without shaping a row of a whole vocabulary, which cost a hundredth of a step."""
-        return self._point(index) if self._point is not None else race(self[index], noise)
+        return self._ask(self._point, index) if self._point is not None else race(self[index], noise)
 
 
 # ---------------------------------------------------------------- drawing

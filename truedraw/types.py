@@ -78,7 +78,7 @@ class SamplingParams:
             raise InvalidParameter("logit_bias", self.logit_bias, "a mapping of token id to number")
         for token, bias in self.logit_bias.items():
             _integer("logit_bias token", token, low=0, allowed="a token id >= 0")
-            if not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:
+            if bias != -math.inf and not _is_finite(bias):
                 raise InvalidParameter(f"logit_bias of token {token}", bias, "a finite number, or -inf to ban it")
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, low=0, allowed="an integer >= 0, or None for no limit")
@@ -93,19 +93,33 @@ class SamplingParams:
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise InvalidParameter("stop", text, "non-empty strings")
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise InvalidParameter("stop", text, "strings that are Unicode: this one holds a lone surrogate") from None
         object.__setattr__(self, "stop", tuple(self.stop))
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, low=0, allowed="token ids >= 0")
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         if self.seed is not None:
             _integer("seed", self.seed, low=0, high=MAX_SEED, allowed="an integer in [0, 2**64 - 1], or None")
+            object.__setattr__(self, "seed", int(self.seed))
         _integer("n", self.n, low=1, allowed="an integer >= 1")
 
 
 def _number(name: str, value: object, *, allowed: str, low: float = -math.inf, high: float = math.inf) -> None:
-    real = isinstance(value, int | float | np.floating | np.integer) and not isinstance(value, bool)
-    if not real or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type,operator]  # real says so
+    if not _is_finite(value) or not low <= value <= high:  # type: ignore[operator]  # a finite number
         raise InvalidParameter(name, value, allowed)
+
+
+def _is_finite(value: object) -> bool:
+    """A number that a float can hold."""
+    if not isinstance(value, int | float | np.floating | np.integer) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
 
 
 def _integer(name: str, value: object, *, allowed: str, low: int, high: int | None = None) -> None:
@@ -144,7 +158,7 @@ class PointMass:
             row[token] = 1.0
         return row
 
-    def cut(self, length: int) -> PointMass:
+    def select(self, indices: Sequence[int]) -> PointMass:
         return self
 
 
@@ -173,8 +187,8 @@ class DenseRows:
         fitted[: len(row)] = row[:vocab]
         return fitted
 
-    def cut(self, length: int) -> DenseRows:
-        return DenseRows(self.rows[:length])
+    def select(self, indices: Sequence[int]) -> DenseRows:
+        return DenseRows(tuple(self.rows[i] for i in indices))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,8 +219,8 @@ class SparseRows:
         row[self.ids[index][inside]] = self.probs[index][inside]
         return row
 
-    def cut(self, length: int) -> SparseRows:
-        return SparseRows(self.ids[:length], self.probs[:length])
+    def select(self, indices: Sequence[int]) -> SparseRows:
+        return SparseRows(tuple(self.ids[i] for i in indices), tuple(self.probs[i] for i in indices))
 
 
 DraftLaw: TypeAlias = PointMass | DenseRows | SparseRows
@@ -222,8 +236,8 @@ def probabilities(row: npt.ArrayLike, what: str) -> Probs:
     total = float(array.sum()) if array.size else 0.0
     if array.ndim != 1 or not abs(total - 1.0) <= ROW_SUM_TOLERANCE or float(array.min()) < 0:
         raise RowError(f"a {what} of shape {array.shape} with sum {total:.6g}: probabilities >= 0 that sum to 1 are needed")
-    if array.flags.writeable:
-        array = array.view()
+    if array.flags.writeable:  # a view would still change with the buffer that it shows
+        array = array.copy()
         array.flags.writeable = False
     return array
 
@@ -284,8 +298,13 @@ class Proposal:
         """The first `length` tokens. Parents come first, so any prefix of a tree is a tree."""
         if length >= len(self.tokens):
             return self
-        parents = None if self.parents is None else self.parents[:length]
-        return Proposal(self.tokens[:length], self.q.cut(length), parents)
+        return self.select(range(length))
+
+    def select(self, indices: Sequence[int]) -> Proposal:
+        """The tokens at ascending `indices`, which must hold the parent of each."""
+        places = {-1: -1, **{index: place for place, index in enumerate(indices)}}
+        parents = None if self.parents is None else tuple(places[self.parents[index]] for index in indices)
+        return Proposal(tuple(self.tokens[index] for index in indices), self.q.select(indices), parents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +349,8 @@ class Step:
 
     tokens and text are what this step releases. A token whose text may turn out to begin a stop
     string is released by a later step, or never: joined over all steps, `tokens` and `text`
-    are exactly those of the result.
+    are exactly those of the result. Only a cancelled choice ends without a step of its own: what
+    was still held then is in its result.
     """
 
     request: int
@@ -362,26 +382,6 @@ class Stats:
     accepted_by_depth: tuple[int, ...] = ()
     prompt_seconds: float = 0.0
     seconds: float = 0.0
-
-    def with_step(self, depths: Sequence[int], num_accepted: int, num_emitted: int) -> Stats:
-        """These counts and one more step: `depths` are those (from 1) of its draft tokens."""
-        proposed, accepted = list(self.proposed_by_depth), list(self.accepted_by_depth)
-        for depth in depths:
-            proposed.extend([0] * (depth - len(proposed)))
-            accepted.extend([0] * (depth - len(accepted)))
-            proposed[depth - 1] += 1
-        for depth in range(num_accepted):
-            accepted[depth] += 1
-        return Stats(
-            self.steps + 1,
-            self.proposed + len(depths),
-            self.accepted + num_accepted,
-            self.emitted + num_emitted,
-            tuple(proposed),
-            tuple(accepted),
-            self.prompt_seconds,
-            self.seconds,
-        )
 
     def __add__(self, other: Stats) -> Stats:
         """Pooled counts: ratios of sums, never means of ratios."""

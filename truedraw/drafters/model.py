@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from truedraw.cache import CachedModel, TokenBuffer
-from truedraw.errors import IncompatibleModels, RowError
+from truedraw.errors import ConstraintError, IncompatibleModels, RowError
 from truedraw.protocols import Constraint, Drafter, DraftRequest, ModelRunner, RowStatistics, Tokenizer
 from truedraw.sampling import draw_draft, shape
 from truedraw.types import DenseRows, Probs, Proposal
 
 logger = logging.getLogger("truedraw")
+
+T = TypeVar("T")
 
 
 class ModelDrafter(Drafter):
@@ -66,13 +69,30 @@ class _Draft:
     def __init__(self, request: DraftRequest) -> None:
         self.request = request
         self.context = TokenBuffer(request.context)
-        self.constraint: Constraint | None = request.constraint.fork() if request.constraint else None
+        self.constraint: Constraint | None = None
         self.tokens: list[int] = []
         self.rows: list[Probs] = []
         self.done = request.max_draft < 1
+        if request.constraint is not None:
+            self._guarded(lambda constraint: setattr(self, "constraint", constraint.fork()), request.constraint)
+
+    def _guarded(self, use: Callable[[Constraint], T], constraint: Constraint | None) -> T | None:
+        """Use a constraint. It is the user's code: where it fails, drafting stops, and the
+        verification that meets the same failure ends its own request with it."""
+        if constraint is None:
+            return None
+        try:
+            return use(constraint)
+        except Exception as error:
+            logger.warning("drafting stops early: %s", error)
+            self.done = True
+            return None
 
     def extend(self, logits: Probs) -> None:
         request = self.request
+        allowed = self._guarded(lambda constraint: constraint.mask(), self.constraint)
+        if self.done:
+            return
         try:
             row = shape(
                 logits,
@@ -80,9 +100,9 @@ class _Draft:
                 self.context.array,
                 request.prompt_length,
                 stop_ids=request.stop_ids,
-                allowed=None if self.constraint is None else self.constraint.mask(),
+                allowed=allowed,
             )
-        except RowError as error:
+        except (RowError, ConstraintError) as error:
             logger.warning("drafting stops early: %s", error)
             self.done = True
             return
@@ -94,8 +114,8 @@ class _Draft:
         self.rows.append(row)
         self.context.extend([token])
         self.done = len(self.tokens) >= request.max_draft or token in request.stop_ids
-        if self.constraint is not None and not self.done:
-            self.constraint.advance(token)
+        if not self.done:
+            self._guarded(lambda constraint: constraint.advance(token), self.constraint)
 
     def proposal(self) -> Proposal:
         return Proposal(tuple(self.tokens), DenseRows(tuple(self.rows)))

@@ -364,10 +364,8 @@ def _stops_only_at_the_last(sequence: Any, tokens: Any) -> Any:
     return len(tokens) - 1 + kept, reason or ("length" if len(tokens) >= sequence.num_left else None)
 
 
-def _loses_the_bonus(sequence: Any, proposal: Proposal, rows: TargetRows, verdict: Verdict) -> Any:
-    if verdict.origin == "bonus" and len(verdict.path) > 1:
-        verdict = replace(verdict, path=verdict.path[:-1], next_token=proposal.tokens[verdict.path[-1]])
-    return _commit(sequence, proposal, rows, verdict)
+def _loses_the_bonus(sequence: Any, proposal: Proposal, rows: TargetRows, path: tuple[int, ...], last: Any) -> None:
+    _commit(sequence, proposal, rows, path, None if last[1] == "bonus" else last)
 
 
 def _bias_on_the_first_row_only(sequence: Any, proposal: Proposal, num_fed: int, rows: Any) -> TargetRows:

@@ -36,9 +36,9 @@ def locate(spec: str, quantise: Quantise, on_progress: Callable[[str], None]) ->
 
 def checked(path: Path) -> Path:
     """`path`, if a GGUF file seems to lie there. Raises ModelNotFound or ModelFileError."""
-    if path.is_dir():
-        raise ModelFileError(f"{path} is a directory: a GGUF file is needed")
     try:
+        if path.is_dir():
+            raise ModelFileError(f"{path} is a directory: a GGUF file is needed")
         with path.open("rb") as file:
             magic = file.read(4)
     except FileNotFoundError:
@@ -47,7 +47,7 @@ def checked(path: Path) -> Path:
             "hub:ORG/REPO[:FILE] or toy is needed"
         ) from None
     except OSError as error:
-        raise ModelFileError(f"{path} cannot be read ({error.strerror})") from error
+        raise ModelFileError(f"{str(path)[:200]} cannot be read ({error.strerror})") from error
     if magic != b"GGUF":
         raise ModelFileError(f"{path} is no GGUF file: it begins with {magic!r}, not b'GGUF'")
     return path

@@ -9,7 +9,7 @@ import ctypes
 import functools
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,7 @@ class LlamaCppRunner:
     ) -> None:
         self._model: Any = None
         self._context: Any = None
+        self._on_close: list[Callable[[], None]] = []
         _complaints.clear()
         self._model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
         if not self._model:
@@ -105,6 +106,10 @@ class LlamaCppRunner:
         if not llama.llama_model_has_decoder(self._model) or llama.llama_model_has_encoder(self._model):
             self.close()
             raise ModelFileError(f"{path} is an encoder model: a causal language model is needed")
+        vocab = llama.llama_model_get_vocab(self._model)
+        if llama.llama_vocab_type(vocab) == llama.LLAMA_VOCAB_TYPE_NONE:
+            self.close()
+            raise ModelFileError(f"{path} holds no vocabulary: a model with its tokenizer is needed")
         trained = llama.llama_model_n_ctx_train(self._model)
         if context is not None and clip_context:
             context = min(context, trained)
@@ -114,7 +119,8 @@ class LlamaCppRunner:
         self.max_length = context or min(trained, DEFAULT_CONTEXT)
         self.num_slots = num_slots
         self.can_rollback = not (llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model))
-        self.tokenizer = LlamaTokenizer(llama.llama_model_get_vocab(self._model), self._model)
+        self.tokenizer = LlamaTokenizer(vocab, self._model)
+        self._on_close.append(self.tokenizer.close)
         self.vocab_size = self.tokenizer.vocab_size
         self.max_rows = max(1, min(MAX_PASS_SIZE, MAX_LOGITS_BYTES // (4 * self.vocab_size)))
         self.max_pass_size = MAX_PASS_SIZE
@@ -148,6 +154,7 @@ class LlamaCppRunner:
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Rows]:
         """See ModelRunner. Logits and hidden states are read where the library left them, without a copy."""
+        self._refuse_if_closed()
         size = sum(len(chunk.tokens) for chunk in chunks)
         hidden = any(chunk.hidden for chunk in chunks)
         num_rows = size if hidden else sum(chunk.rows_to_keep for chunk in chunks)
@@ -181,6 +188,7 @@ class LlamaCppRunner:
         return answers
 
     def rollback(self, slot: int, length: int) -> None:
+        self._refuse_if_closed()
         # asked of the library even where nothing should be left: after a failed pass it knows more than we do
         if length > self._lengths[slot]:
             raise RunnerError(f"rollback of slot {slot} to {length} tokens: it holds {self._lengths[slot]}")
@@ -188,7 +196,13 @@ class LlamaCppRunner:
             raise RollbackUnsupported(f"slot {slot} cannot be cut to {length} tokens: this model forgets everything or nothing")
         self._lengths[slot] = length
 
+    def _refuse_if_closed(self) -> None:
+        if self._context is None:
+            raise RunnerError("the model has been closed: load it again")
+
     def close(self) -> None:
+        for forget in self._on_close:
+            forget()
         if self._context:
             llama.llama_free(self._context)
         if self._model:
@@ -260,12 +274,21 @@ class LlamaTokenizer:
     def _special_text(self, token: int) -> str:
         return self._piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
 
+    def close(self) -> None:
+        """The model is gone, and its vocabulary with it."""
+        self._vocab = None
+
+    def _known(self) -> Any:
+        if self._vocab is None:
+            raise RunnerError("the model has been closed: load it again")
+        return self._vocab
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         data = text.encode()
         room = len(data) + 8
         while True:
             tokens = (llama.llama_token * room)()
-            count = llama.llama_tokenize(self._vocab, data, len(data), tokens, room, add_special, True)
+            count = llama.llama_tokenize(self._known(), data, len(data), tokens, room, add_special, True)
             if count >= 0:
                 return list(tokens[:count])
             room = -count
@@ -279,10 +302,10 @@ class LlamaTokenizer:
         room = 64
         while True:
             buffer = ctypes.create_string_buffer(room)
-            count = llama.llama_token_to_piece(self._vocab, token, buffer, room, 0, special)
+            count = llama.llama_token_to_piece(self._known(), token, buffer, room, 0, special)
             if count >= 0:
                 return buffer.raw[:count]
             room = -count
 
     def token_text(self, token: int) -> bytes:
-        return bytes(llama.llama_vocab_get_text(self._vocab, token))
+        return bytes(llama.llama_vocab_get_text(self._known(), token))
