@@ -52,7 +52,12 @@ def one_line(result):
         (["generate", "--model", "toy", "--logit-bias", "much", "x"], b"", 2, "TOKEN_ID=NUMBER"),
         (["generate", "--model", "toy", "--drafter", "magic", "x"], b"", 2, "drafter is 'magic': allowed is auto"),
         (["generate", "--model", "toy", "--draft-length", "-3", "x"], b"", 2, "draft_length is '-3'"),
-        (["generate", "--model", "toy", "--rule", "best", "x"], b"", 2, "rule is 'best': allowed is auto, coupled, token"),
+        (
+            ["generate", "--model", "toy", "--rule", "best", "x"],
+            b"",
+            2,
+            "rule is 'best': allowed is auto, block, coupled, multidraft, ",
+        ),
         (["generate", "--model", "toy", "--kv-type", "q2", "x"], b"", 2, "kv_type is 'q2'"),
         (["generate", "--model", "toy", "--slots", "0", "x"], b"", 2, "slots is 0"),
         (["generate", "--model", "toy", "--system", "s", "x"], b"", 2, "no chat template"),
@@ -63,6 +68,9 @@ def one_line(result):
         (["generate"], b"", 2, "(?i)missing argument"),
         (["chat", "--model", "toy"], b"", 2, "no chat template"),
         (["nonsense"], b"", 2, "nonsense"),
+        (["generate", "--model", "toy", "--stop", b"\xff", "x"], b"", 2, "lone surrogate"),
+        (["generate", "--model", "x" * 5000, "x"], b"", 2, "cannot be read"),
+        (["generate", "--model", "toy", "--drafter", "none", "--draft-length", "5", "x"], b"", 2, "draft_length is 5"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(arguments, stdin, status, message):
@@ -179,6 +187,49 @@ def test_every_sampling_option_reaches_the_engine():
     assert len(longer) > 20 and 116 not in longer[:20]
 
 
+@pytest.mark.parametrize(
+    ("line", "status", "out", "errors"),
+    [
+        ("generate --model toy - <&-", 2, "", "standard input is closed"),
+        ("chat <&-", 2, "", "standard input is closed"),
+        ("generate --model toy hi >&-", 1, "", "standard output is closed"),
+        ("generate --model toy --json hi >&-", 1, "", "standard output is closed"),
+        ("generate --model toy --json --seed 1 --max-tokens 2 hi 2>&-", 0, '{"text": ', ""),
+    ],
+)
+@pytest.mark.model
+def test_closed_standard_streams(line, status, out, errors):
+    result = subprocess.run(f"{sys.executable} -m truedraw {line}", shell=True, capture_output=True, env=ENVIRONMENT, timeout=60)
+    assert result.returncode == status and "Traceback" not in result.stderr.decode()
+    assert result.stdout.decode().startswith(out) and (out or not result.stdout)
+    assert errors in result.stderr.decode() and (errors or not result.stderr)
+    if out:
+        json.loads(result.stdout)
+
+
+def test_a_terminal_without_a_character_loses_no_text():
+    result = subprocess.run(
+        [*COMMAND, "generate", "--model", "toy", "--temperature", "9", "--seed", "1", "--max-tokens", "60", "hi"],
+        capture_output=True, env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}, timeout=60,
+    )  # fmt: skip
+    assert result.returncode == 0 and b"\\ufffd" in result.stdout and b"Traceback" not in result.stderr
+
+
+def test_coloured_text_is_the_text(capsys, monkeypatch):
+    from truedraw.cli.output import TextWriter
+    from truedraw.runners.toy import ByteTokenizer
+    from truedraw.types import Step
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    text = "a\tb\r\x0c[bold]c\n\nd"
+    tokens = tuple(text.encode())
+    writer = TextWriter(ByteTokenizer(), coloured=True)
+    writer.write(Step(0, 0, tokens, ("draft", "bonus") * (len(tokens) // 2) + ("draft",) * (len(tokens) % 2), text, 0, 0, 0, 0.0))
+    writer.finish(text + "held")
+    shown = capsys.readouterr().out
+    assert "\x1b[1;32m" in shown and re.sub(r"\x1b\[[0-9;]*m", "", shown) == text + "held\n"
+
+
 # ---------------------------------------------------------------- failures in the middle
 
 
@@ -243,6 +294,16 @@ def test_ctrl_c_keeps_the_text_and_exits_130():
     assert process.returncode == 130 and len(first) == 20 and "Traceback" not in errors.decode()
     assert errors.decode().splitlines()[-1] == "truedraw: interrupted: the text made so far is kept"
     assert "ended by cancelled" in errors.decode() and (first + rest).endswith(b"\n")
+
+
+@pytest.mark.model
+def test_ctrl_c_during_a_comparison_keeps_the_text_of_every_choice():
+    with started(*LONG, "--compare", "--n", "2", "--stop", "zzzzzz") as process:
+        first = process.stdout.read(20)  # it streams
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and len(first) == 20 and "Traceback" not in errors.decode()
+    assert len(rest.decode().partition("--- choice 1 ---\n")[2]) > 0
 
 
 @pytest.mark.model

@@ -183,7 +183,7 @@ def test_draft_models_with_another_vocabulary_are_refused(tiny):  # B70
         Engine.load(str(tiny("llama")), draft_model=draft)
     with Engine.load(str(tiny("llama")), draft_model=str(tiny("llama", seed=9)), slots=2) as engine:
         results = engine.generate(["one two", "three"], SamplingParams(max_tokens=20, ignore_eos=True))
-        assert [result.rule for result in results] == ["token", "token"] and all(r.stats.proposed for r in results)
+        assert [result.rule for result in results] == ["block", "block"] and all(r.stats.proposed for r in results)
 
 
 def test_a_model_without_a_vocabulary_is_refused(tiny):

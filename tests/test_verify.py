@@ -8,8 +8,8 @@ import pytest
 from truedraw.errors import ProposalError, RowError
 from truedraw.randomness import Noise, Purpose
 from truedraw.registry import RULES
-from truedraw.sampling import TargetRows
-from truedraw.types import DenseRows, PointMass, Proposal, SparseRows
+from truedraw.sampling import TargetRows, race
+from truedraw.types import DenseRows, PointMass, Proposal, SparseRows, Verdict
 from truedraw.verify import coupled, probability, token
 
 P = np.array([0.5, 0.3, 0.2])  # R1 of FAULTS.md
@@ -65,9 +65,12 @@ def test_all_accepted_gives_the_bonus_from_the_last_row():  # B86, B18
     assert verdict.path == (0, 1, 2) and verdict.next_token == 4 and verdict.origin == "bonus"
 
 
-def test_an_empty_proposal_is_plain():
-    verdict = token.verify(Proposal(), rows(1), Script(uniforms={(Purpose.BONUS, 0): 0.6}))
-    assert verdict.path == () and verdict.next_token == 1 and verdict.origin == "plain"
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_an_empty_proposal_is_one_race_under_every_rule(name):
+    for start in range(20):
+        script = Script(start=start)
+        verdict = RULES[name](Proposal(), rows(1), script)
+        assert verdict == Verdict((), race(P, script.race(start)), "plain") and script.asked == []
 
 
 def test_nothing_behind_the_first_rejection_is_looked_at():  # B19, B20

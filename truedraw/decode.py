@@ -29,6 +29,7 @@ from truedraw.randomness import Noise
 from truedraw.sampling import TargetRows, adjust, shape
 from truedraw.text.stream import TextStream
 from truedraw.types import (
+    Drift,
     FinishReason,
     Origin,
     Probs,
@@ -77,6 +78,7 @@ class ActiveSequence:
     records: list[Record] = field(default_factory=list)
     proposed_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
+    drift: Drift | None = None
     text: list[str] = field(default_factory=list)
     num_reported: int = 0
     num_steps: int = 0
@@ -122,6 +124,7 @@ class ActiveSequence:
             accepted_by_depth=tuple(self.accepted_by_depth),
             prompt_seconds=0.0 if self.ready_at is None else self.ready_at - self.admitted_at,
             seconds=self.seconds,
+            drift=self.drift,
         )
 
     def finish(self, reason: FinishReason, error: Exception | None = None) -> None:
@@ -171,18 +174,20 @@ def step(
 
     proposals = propose(ready, states, target, drafter, policy)
     drafted = clock()
-    fed = [_num_fed(proposal, sequence, target) for proposal, sequence in zip(proposals, ready, strict=True)]
+    fed = [_fed(proposal, sequence, target) for proposal, sequence in zip(proposals, ready, strict=True)]
     rows = score(ready, proposals, fed, loading, target, drafter.hidden)
     scored = clock()
 
     reports, outcomes = [], []
-    for sequence, proposal, num_fed, row in zip(ready, proposals, fed, rows, strict=True):
-        target_rows = _target_rows(sequence, proposal, num_fed, row)
+    for sequence, proposal, nodes, row in zip(ready, proposals, fed, rows, strict=True):
+        target_rows = _target_rows(sequence, proposal, nodes, row)
         length = len(sequence.context)
         verdict: Verdict | None = None
         try:
-            verdict = sequence.rule(proposal, target_rows, sequence.noise.at(length))
+            proposal, verdict = _verify(sequence, proposal, target_rows)
             commit(sequence, proposal, target_rows, verdict.path, (verdict.next_token, verdict.origin))
+            if verdict.drift is not None:
+                sequence.drift = verdict.drift if sequence.drift is None else sequence.drift + verdict.drift
         except Exception as error:  # a constraint is the user's code and may raise anything
             _fail(sequence, proposal, target_rows, verdict, error)
         emitted = tuple(int(token) for token in sequence.context.array[length:])
@@ -198,7 +203,7 @@ def step(
     if ready:
         policy.observe(
             StepTiming(
-                pass_size=sum(fed) + len(ready),
+                pass_size=sum(map(len, fed)) + len(ready),
                 draft_seconds=drafted - started,
                 target_seconds=scored - drafted,
                 verify_seconds=ended - scored,
@@ -274,18 +279,16 @@ def _draft_request(sequence: ActiveSequence, state: SequenceState, limit: int, p
 
 
 def _useful(proposal: Proposal, sequence: ActiveSequence, vocab: int) -> Proposal:
-    """What is worth verifying. A chain up to its first stop token: if that is accepted the text
-    ends, if not the rest is void. Of a tree the nodes that can be fed: without stop tokens, ids
-    that the target does not know, and what hangs on them."""
-    stop_ids = sequence.stop.token_ids
-    if proposal.is_chain:
-        ends = (i + 1 for i, token in enumerate(proposal.tokens) if token in stop_ids)
-        return proposal.cut(next(ends, len(proposal)))
-    if sequence.rule_name != "coupled":
-        raise ProposalError(f"the drafter proposed a tree, and the rule {sequence.rule_name} verifies chains only")
+    """What is worth verifying: nothing hangs on a stop token, since its acceptance ends the text, nor
+    on an id that the target does not know, since that is never accepted. The tokens themselves stay,
+    as candidates: dropping a drawn one for what it is would move the law."""
+    dead = {i for i, token in enumerate(proposal.tokens) if token in sequence.stop.token_ids or not 0 <= token < vocab}
+    if not dead:
+        return proposal
     kept: list[int] = []
-    for i, token in enumerate(proposal.tokens):
-        if token not in stop_ids and 0 <= token < vocab and proposal.parent(i) in (-1, *kept):
+    for i in range(len(proposal)):
+        parent = proposal.parent(i)
+        if parent == -1 or (parent in kept and parent not in dead):
             kept.append(i)
     return proposal.select(kept)
 
@@ -293,19 +296,17 @@ def _useful(proposal: Proposal, sequence: ActiveSequence, vocab: int) -> Proposa
 # ---------------------------------------------------------------- score
 
 
-def _num_fed(proposal: Proposal, sequence: ActiveSequence, target: CachedModel) -> int:
-    """How many draft tokens go to the target: those before the first that ends the text (nothing
-    follows it) or that the target does not know (it is rejected unseen)."""
-    for i, token in enumerate(proposal.tokens):
-        if token in sequence.stop.token_ids or not 0 <= token < target.runner.vocab_size:
-            return i
-    return len(proposal)
+def _fed(proposal: Proposal, sequence: ActiveSequence, target: CachedModel) -> tuple[int, ...]:
+    """The indices of the drafts that go to the target: all but those that end the text (nothing
+    follows them) or that the target does not know (they are rejected unseen)."""
+    stop_ids, vocab = sequence.stop.token_ids, target.runner.vocab_size
+    return tuple(i for i, token in enumerate(proposal.tokens) if token not in stop_ids and 0 <= token < vocab)
 
 
 def score(
     ready: Sequence[ActiveSequence],
     proposals: Sequence[Proposal],
-    fed: Sequence[int],
+    fed: Sequence[tuple[int, ...]],
     loading: Sequence[ActiveSequence],
     target: CachedModel,
     hidden: tuple[str, ...],
@@ -313,13 +314,13 @@ def score(
     """ONE target pass: a row after the pending token and after each draft fed, and prompt chunks
     for those still loading. Returns the rows of `ready`."""
     contexts = []
-    for sequence, proposal, num_fed in zip(ready, proposals, fed, strict=True):
-        drafts = np.asarray(proposal.tokens[:num_fed], dtype=np.int32)
+    parents: list[tuple[int, ...] | None] = []
+    for sequence, proposal, nodes in zip(ready, proposals, fed, strict=True):
+        seen = proposal.select(nodes)
+        drafts = np.asarray(seen.tokens, dtype=np.int32)
         contexts.append((sequence.slot, np.concatenate([sequence.context.array, drafts])))
-    last = [num_fed + 1 for num_fed in fed]
-    parents: list[tuple[int, ...] | None] = [
-        None if proposal.parents is None else proposal.parents[:num_fed] for proposal, num_fed in zip(proposals, fed, strict=True)
-    ]
+        parents.append(seen.parents)
+    last = [len(nodes) + 1 for nodes in fed]
     room = min(PREFILL_CHUNK, target.max_fed(hidden) - sum(last))
     for sequence in loading:
         missing = _num_missing(sequence, target)
@@ -333,10 +334,14 @@ def score(
     return target.logits(contexts, last, parents, hidden)[: len(ready)]
 
 
-def _target_rows(sequence: ActiveSequence, proposal: Proposal, num_fed: int, rows: Rows) -> TargetRows:
-    """The target's law at each node, shaped when the rule looks at it, with the draft prefix as
-    its history. Behind a stop token nothing is drawn: a place holder stands there."""
+def _target_rows(sequence: ActiveSequence, proposal: Proposal, nodes: Sequence[int], rows: Rows) -> TargetRows:
+    """The target's law behind each draft, shaped when the rule looks at it, with the draft prefix as
+    its history. Where a draft was not fed nothing is drawn: a place holder stands behind it.
+
+    nodes: the drafts that were fed, in the order of the rows behind the first
+    """
     params, stop_ids = sequence.params, sequence.stop.token_ids
+    places = {-1: 0, **{node: place for place, node in enumerate(nodes, 1)}}
     committed = sequence.context.array  # as it stands now, also for rows that are looked at after the commit
     forks: dict[int, Constraint] = {}
 
@@ -357,18 +362,21 @@ def _target_rows(sequence: ActiveSequence, proposal: Proposal, num_fed: int, row
         return context, None if constraint is None else constraint.mask()
 
     def compute(index: int) -> Probs:
-        if index > num_fed:
+        if index - 1 not in places:
             place_holder = np.zeros(rows.logits.shape[1])
-            place_holder[proposal.tokens[index - 1]] = 1.0
+            place_holder[_any_token(index)] = 1.0
             return place_holder
         context, allowed = history(index)
-        return shape(rows.logits[index], params, context, sequence.prompt_length, stop_ids=stop_ids, allowed=allowed)
+        return shape(rows.logits[places[index - 1]], params, context, sequence.prompt_length, stop_ids=stop_ids, allowed=allowed)
 
     def point(index: int) -> int:
-        if index > num_fed:
-            return proposal.tokens[index - 1]
+        if index - 1 not in places:
+            return _any_token(index)
         context, allowed = history(index)
-        return int(adjust(rows.logits[index], params, context, sequence.prompt_length, stop_ids, allowed).argmax())
+        return int(adjust(rows.logits[places[index - 1]], params, context, sequence.prompt_length, stop_ids, allowed).argmax())
+
+    def _any_token(index: int) -> int:
+        return max(0, min(proposal.tokens[index - 1], len(rows.logits[0]) - 1))
 
     return TargetRows(len(proposal) + 1, compute, point if params.temperature == 0 else None)
 
@@ -412,13 +420,31 @@ def commit(
         sequence.finish(reason)
 
 
+def _verify(sequence: ActiveSequence, proposal: Proposal, rows: TargetRows) -> tuple[Proposal, Verdict]:
+    """The verdict, and on how much of the proposal it was given.
+
+    Where the row behind some draft of a chain cannot be shaped, the chain counts up to that draft: a
+    verdict that falls before its end needs no more, and any other is the error.
+    """
+    noise = sequence.noise.at(len(sequence.context))
+    try:
+        return proposal, sequence.rule(proposal, rows, noise)
+    except Exception:
+        if rows.failed is None or not proposal.is_chain or not 0 < rows.failed < len(proposal):
+            raise
+        shorter = proposal.cut(rows.failed)
+        return shorter, sequence.rule(shorter, rows, noise)
+
+
 def _fail(sequence: ActiveSequence, proposal: Proposal, rows: TargetRows, verdict: Verdict | None, error: Exception) -> None:
     """End a sequence whose verification failed, with what had been accepted before: as plain
     decoding, which gets to the broken row one token at a time.
 
-    The rules that ship walk from the root, so the drafts before the row that failed are accepted.
+    Every rule asks last for the row that its verdict falls on, so where that one failed the drafts
+    before it are accepted (traversal looks at others first, and keeps nothing).
     """
-    if verdict is None and rows.failed:
+    walked = proposal.is_chain or sequence.rule_name != "traversal"
+    if verdict is None and rows.failed and walked:
         with contextlib.suppress(Exception):  # the first error is the one to tell
             commit(sequence, proposal, rows, proposal.path(rows.failed - 1), None)
     if sequence.finish_reason is None:

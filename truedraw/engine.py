@@ -21,8 +21,8 @@ from truedraw.drafters.none import NoDrafter
 from truedraw.errors import IncompatibleModels, InvalidParameter, PromptError
 from truedraw.policy import FixedLength
 from truedraw.protocols import Constraint, Drafter, LengthPolicy, Outcome
-from truedraw.randomness import Noise
-from truedraw.registry import LoadOptions, Model, find_rule, load_model, make_drafter
+from truedraw.randomness import Noise, Source, philox
+from truedraw.registry import TREE_RULES, LoadOptions, Model, find_rule, load_model, make_drafter
 from truedraw.text.chat import render_chat
 from truedraw.text.stream import TextStream
 from truedraw.types import FinishReason, Proposal, Result, SamplingParams, Stats, Step, StopRule
@@ -58,7 +58,8 @@ class Engine:
     """A target, a drafter and a policy, and the requests that they serve.
 
     rule     auto, or a name from the registry, for requests that do not name one
-    clock    seconds; entropy: fresh 128-bit seeds for requests without one
+    allow_lossy  rules that change the law may be named
+    clock    seconds; entropy: fresh 128-bit seeds for requests without one; source: of all uniforms
     Use as a context manager, or call close().
     """
 
@@ -69,13 +70,19 @@ class Engine:
         policy: LengthPolicy | None = None,
         *,
         rule: str = "auto",
+        allow_lossy: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         entropy: Callable[[], int] = lambda: secrets.randbits(128),
+        source: Source = philox,
     ) -> None:
         self.model = model
         self.drafter = drafter if drafter is not None else NoDrafter()
         drafts = not isinstance(self.drafter, NoDrafter)
         self.policy = policy if policy is not None else FixedLength(DEFAULT_DRAFT_LENGTH if drafts else 0)
+        if self.drafter.trees and not model.runner.can_score_trees:
+            raise IncompatibleModels(
+                f"the drafter proposes trees, and the runner of {model.name} scores chains only: take another"
+            )
         if drafts and not model.runner.can_rollback:
             raise IncompatibleModels(
                 f"{model.name} is a recurrent or hybrid model: its state cannot forget rejected drafts, so it runs plainly only "
@@ -86,9 +93,11 @@ class Engine:
             raise IncompatibleModels(
                 f"the drafter asks for the hidden layers {sorted(unknown)}: {model.name} has {sorted(model.runner.hidden_layers)}"
             )
+        self._allow_lossy = allow_lossy
         if rule != "auto":
-            find_rule(rule)
+            find_rule(rule, allow_lossy=allow_lossy)
         self._rule = rule
+        self._source = source
         self._clock = clock
         self._entropy = entropy
         self._target = CachedModel(model.runner)
@@ -109,6 +118,7 @@ class Engine:
         draft_model: str | None = None,
         draft_length: int | str = "auto",
         rule: str = "auto",
+        allow_lossy: bool = False,
         context: int | None = None,
         slots: int = 1,
         threads: int | None = None,
@@ -133,7 +143,7 @@ class Engine:
         if draft_model is not None and not isinstance(drafter, str):
             raise InvalidParameter("draft_model", draft_model, "None together with a Drafter of one's own")
         if rule != "auto":
-            find_rule(rule)
+            find_rule(rule, allow_lossy=allow_lossy)
         options = LoadOptions(context, slots, threads, threads_small, kv_type, kv_unified)
         target = load_model(model, options, on_progress)
         draft: Model | None = None
@@ -147,7 +157,7 @@ class Engine:
                 if draft is not None and "model" not in drafter.split("+"):
                     raise InvalidParameter("drafter", drafter, "auto or model when a draft model is given")
                 drafter = make_drafter(drafter, target, draft)
-            return cls(target, drafter, policy, rule=rule)
+            return cls(target, drafter, policy, rule=rule, allow_lossy=allow_lossy)
         except BaseException:
             target.runner.close()
             if draft is not None:
@@ -240,12 +250,16 @@ class Engine:
                     raise InvalidParameter(name, token, f"a token id in [0, {vocab - 1}]")
 
     def _choose_rule(self, name: str, params: SamplingParams) -> str:
-        """Coupled wherever it loses nothing or a seed asks for one text; else the p/q rule."""
+        """Coupled wherever it loses nothing or a seed asks for one text; else block verification, or
+        for trees the rule of several candidates."""
         if name != "auto":
-            find_rule(name)
+            find_rule(name, allow_lossy=self._allow_lossy)
+            if self.drafter.trees and name not in TREE_RULES:
+                raise InvalidParameter("rule", name, f"auto, {', '.join(sorted(TREE_RULES))} with a drafter that proposes trees")
             return name
-        drawn = self.drafter.samples and params.temperature > 0
-        return "coupled" if params.seed is not None or not drawn else "token"
+        if params.seed is not None or not self.drafter.samples or params.temperature == 0:
+            return "coupled"
+        return "multidraft" if self.drafter.trees else "block"
 
     def cancel(self, request: Request) -> None:
         """End what is unfinished of a request. Its slots are free at once; caches stay consistent,
@@ -336,8 +350,8 @@ class Engine:
             prompt_length=len(request.prompt),
             params=params,
             rule_name=request.rule_name,
-            rule=find_rule(request.rule_name),
-            noise=Noise(request.seed, choice),
+            rule=find_rule(request.rule_name, allow_lossy=self._allow_lossy),
+            noise=Noise(request.seed, choice, self._source),
             stop=StopRule(
                 max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
                 token_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_ids),

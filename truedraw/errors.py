@@ -11,6 +11,7 @@ TruedrawError
 └── RunError                  something failed while running
     ├── RowError              a row that is no distribution: NaN, +inf, or no token left
     ├── ConstraintError       a constraint broke its contract (a mask of the wrong kind)
+    ├── RuleError             an acceptance rule that no exact law allows
     ├── ProposalError         a drafter broke its contract (a token its own q cannot have drawn)
     ├── RunnerError           the runner could not compute a pass
     ├── RollbackUnsupported   the cache of this model cannot forget tokens
@@ -70,6 +71,10 @@ class RowError(RunError):
 
 class ConstraintError(RunError):
     """A constraint broke its contract."""
+
+
+class RuleError(RunError):
+    """An acceptance rule that accepts more than an exact law allows, or that cannot exist."""
 
 
 class ProposalError(RunError):

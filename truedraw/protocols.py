@@ -307,12 +307,14 @@ class Drafter(Protocol):
     """Proposes, never decides. A bad drafter costs speed, never correctness, as long as its q is honest.
 
     samples  its proposals may carry sampled rows (decides the rule of a request without a seed)
+    trees    its proposals may be trees
     hidden   layers of the target that `observe` wants to see
 
     Derive from this class to inherit the defaults: a drafter of point masses then is one method.
     """
 
     samples: bool = False
+    trees: bool = False
     hidden: tuple[str, ...] = ()
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:

@@ -8,11 +8,28 @@ from pathlib import Path
 
 from truedraw.errors import InvalidParameter
 from truedraw.protocols import Drafter, ModelRunner, Tokenizer
-from truedraw.verify import Rule
-from truedraw.verify.coupled import verify as coupled
-from truedraw.verify.token import verify as token
+from truedraw.verify import Rule, block, coupled, family, lossy, multidraft, token, traversal
 
-RULES: dict[str, Rule] = {"coupled": coupled, "token": token}
+RULES: dict[str, Rule] = {
+    "block": block.verify,
+    "coupled": coupled.verify,
+    "multidraft": multidraft.verify,
+    "resample_from_target": family.resample_from_target,
+    "token": token.verify,
+    "traversal": traversal.verify,
+}
+"""The exact rules."""
+
+TREE_RULES = frozenset({"coupled", "multidraft", "traversal"})
+
+LOSSY_RULES: dict[str, Callable[..., Rule]] = {
+    "biased_resample": lambda: lossy.biased_resample,
+    "lenience": lossy.lenience,
+    "thresholds": lossy.thresholds,
+    "typical": lossy.typical,
+}
+"""Factories of the rules that change the law; their numbers follow the name, as in lenience:0.5."""
+
 DRAFTERS = ("none", "ngram", "model", "random")
 MODELS = "a path to a GGUF file, smollm2[:f32|bf16|q8_0|q4_0], hub:ORG/REPO[:FILE] or toy"
 
@@ -116,7 +133,26 @@ def make_drafter(name: str, target: Model, draft: Model | None) -> Drafter:
     raise InvalidParameter("drafter", name, f"auto, {', '.join(DRAFTERS)}, or several of them joined by +")
 
 
-def find_rule(name: str) -> Rule:
-    if name not in RULES:
-        raise InvalidParameter("rule", name, f"auto, {', '.join(sorted(RULES))}")
-    return RULES[name]
+def find_rule(name: str, *, allow_lossy: bool = False) -> Rule:
+    """The rule of that name; lossy ones take numbers, as in "lenience:0.5" or "typical:0.3,0.09".
+
+    Raises InvalidParameter for an unknown name, and for a lossy rule that was not allowed.
+    """
+    base, colon, numbers = name.partition(":")
+    if base in RULES and not colon:
+        return RULES[base]
+    if base not in LOSSY_RULES:
+        known = f"auto, {', '.join(sorted(RULES))}, or, where lossy rules are allowed, {', '.join(sorted(LOSSY_RULES))}"
+        raise InvalidParameter("rule", name, known)
+    if not allow_lossy:
+        raise InvalidParameter(
+            "rule", name, "an exact rule: this one changes the law of the answer, and has to be allowed (--allow-lossy)"
+        )
+    try:
+        return LOSSY_RULES[base](*(float(number) for number in numbers.split(",") if colon))
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InvalidParameter):
+            raise
+        raise InvalidParameter(
+            "rule", name, "biased_resample, lenience:L, thresholds:ACCEPT,SINGLE or typical:EPSILON,DELTA"
+        ) from None

@@ -36,6 +36,7 @@ def shape(
     *,
     stop_ids: Collection[int] = (),
     allowed: Mask | None = None,
+    model: str = "target",
 ) -> Probs:
     """The law of the next token: penalties, bias, masks, temperature, top-k, top-p, min-p, in this order.
 
@@ -43,9 +44,10 @@ def shape(
     context  the tokens before this row, drafts included, of which `prompt_length` are prompt
     stop_ids token ids that end the text: they cannot come before min_tokens of output
     allowed  (vocab,) mask of a constraint
+    model    whose row it is, for messages
     Returns (vocab,) float64, read-only, sums to 1. Raises RowError if no law is left.
     """
-    adjusted = adjust(logits, params, context, prompt_length, stop_ids, allowed)
+    adjusted = adjust(logits, params, context, prompt_length, stop_ids, allowed, model)
     if params.temperature == 0:
         return _one_hot(int(adjusted.argmax()), len(adjusted))
     row: Probs = np.subtract(adjusted, adjusted.max(), dtype=np.float64)
@@ -71,6 +73,7 @@ def adjust(
     prompt_length: int,
     stop_ids: Collection[int] = (),
     allowed: Mask | None = None,
+    model: str = "target",
 ) -> npt.NDArray[np.floating[Any]]:
     """The first half of `shape`, on logits: penalties, bias and masks. Its argmax is the greedy token.
 
@@ -79,7 +82,10 @@ def adjust(
     raw = np.asarray(logits)
     best = float(raw.max())  # NaN wins every maximum
     if not best < np.inf:
-        raise RowError(f"the row at position {len(context)} holds {best}: finite logits or -inf are needed")
+        token = int((np.isnan(raw) | (raw == np.inf)).argmax())
+        raise RowError(
+            f"the {model}'s row at position {len(context)} holds {best} at token {token}: finite logits or -inf are needed"
+        )
     penalised = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
     too_early = bool(stop_ids) and len(context) - prompt_length < params.min_tokens
     if penalised or params.logit_bias or too_early or allowed is not None:
@@ -97,9 +103,11 @@ def adjust(
             raw[~allowed] = -np.inf
         best = float(raw.max())
         if not best < np.inf:
-            raise RowError(f"the row at position {len(context)} holds {best} after penalties and bias: take smaller ones")
+            raise RowError(
+                f"the {model}'s row at position {len(context)} holds {best} after penalties and bias: take smaller ones"
+            )
     if best == -np.inf:
-        raise RowError(f"the row at position {len(context)} allows no token: every logit is -inf after bias and masks")
+        raise RowError(f"the {model}'s row at position {len(context)} allows no token: every logit is -inf after bias and masks")
     return raw
 
 
@@ -184,7 +192,12 @@ class TargetRows:
         """From probabilities, shape (k + 1, vocab). Raises RowError for anything that is no law."""
         if isinstance(rows, TargetRows):
             return rows
-        checked = [probabilities(row, "target row") for row in rows]
+        checked = [probabilities(row, f"target row at index {i}") for i, row in enumerate(rows)]
+        for i, row in enumerate(checked):
+            if len(row) != len(checked[0]):
+                raise RowError(
+                    f"the target row at index {i} has {len(row)} tokens and row 0 has {len(checked[0])}: one vocabulary is needed"
+                )
         return cls(len(checked), checked.__getitem__)
 
     def __len__(self) -> int:

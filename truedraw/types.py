@@ -169,7 +169,7 @@ class DenseRows:
     rows: tuple[Probs, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", tuple(probabilities(row, "draft row") for row in self.rows))
+        object.__setattr__(self, "rows", tuple(probabilities(row, f"draft row at index {i}") for i, row in enumerate(self.rows)))
 
     @property
     def sampled(self) -> bool:
@@ -201,7 +201,9 @@ class SparseRows:
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.probs):
             raise ProposalError(f"sparse rows carry {len(self.ids)} id arrays and {len(self.probs)} probability arrays")
-        object.__setattr__(self, "probs", tuple(probabilities(row, "draft row") for row in self.probs))
+        object.__setattr__(
+            self, "probs", tuple(probabilities(row, f"draft row at index {i}") for i, row in enumerate(self.probs))
+        )
         for ids, probs in zip(self.ids, self.probs, strict=True):
             if len(ids) != len(probs) or len(np.unique(ids)) != len(ids):
                 raise ProposalError("a sparse row needs distinct token ids, one for each probability")
@@ -227,15 +229,22 @@ DraftLaw: TypeAlias = PointMass | DenseRows | SparseRows
 
 
 def probabilities(row: npt.ArrayLike, what: str) -> Probs:
-    """`row` as a read-only float64 array, shape (vocab,).
+    """`row` as a read-only float64 array, shape (vocab,). `what` names the model and the position.
 
     Raises RowError unless it is finite, >= 0 and sums to 1 within 1e-3: logits handed over as
     probabilities are the fault this catches.
     """
     array = np.asarray(row, dtype=np.float64)
-    total = float(array.sum()) if array.size else 0.0
-    if array.ndim != 1 or not abs(total - 1.0) <= ROW_SUM_TOLERANCE or float(array.min()) < 0:
-        raise RowError(f"a {what} of shape {array.shape} with sum {total:.6g}: probabilities >= 0 that sum to 1 are needed")
+    needed = "probabilities >= 0 that sum to 1 are needed"
+    if array.ndim != 1 or not array.size:
+        raise RowError(f"the {what} has shape {array.shape}: one number for each token is needed")
+    total = float(array.sum())
+    if not abs(total - 1.0) <= ROW_SUM_TOLERANCE or not float(array.min()) >= 0:
+        wrong = ~np.isfinite(array) | (array < 0)
+        if wrong.any():
+            token = int(wrong.argmax())
+            raise RowError(f"the {what} holds {array[token]:g} at token {token}: {needed}")
+        raise RowError(f"the {what} sums to {total:.6g}: {needed}")
     if array.flags.writeable:  # a view would still change with the buffer that it shows
         array = array.copy()
         array.flags.writeable = False
@@ -309,10 +318,23 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How far one step of a lossy rule moved the law, exactly."""
+    """How far a lossy rule moved the law: of one step exactly, of a run as the sum over its steps.
+
+    total_variation  added up over the decided positions; over a run it bounds the TV of the text in expectation
+    kl_divergence    nats, from the target to what was drawn; over a run it adds up exactly, in expectation
+    """
 
     total_variation: float
     kl_divergence: float
+
+    def __add__(self, other: Drift) -> Drift:
+        return Drift(self.total_variation + other.total_variation, self.kl_divergence + other.kl_divergence)
+
+    @property
+    def bound(self) -> float:
+        """On the total variation of the whole text: the smaller of the added variations and Pinsker's
+        sqrt(KL / 2), at most 1."""
+        return min(1.0, self.total_variation, math.sqrt(self.kl_divergence / 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +393,7 @@ class Stats:
     """Counts of one choice, and the only ratios there are.
 
     proposed_by_depth[i] counts proposals that reached depth i + 1; accepted_by_depth[i] the
-    accepted tokens there.
+    accepted tokens there. drift: of a lossy rule, added up over the steps; else None.
     """
 
     steps: int = 0
@@ -382,6 +404,7 @@ class Stats:
     accepted_by_depth: tuple[int, ...] = ()
     prompt_seconds: float = 0.0
     seconds: float = 0.0
+    drift: Drift | None = None
 
     def __add__(self, other: Stats) -> Stats:
         """Pooled counts: ratios of sums, never means of ratios."""
@@ -394,6 +417,7 @@ class Stats:
             _add_padded(self.accepted_by_depth, other.accepted_by_depth),
             self.prompt_seconds + other.prompt_seconds,
             self.seconds + other.seconds,
+            self.drift + other.drift if self.drift and other.drift else self.drift or other.drift,
         )
 
     @property

@@ -65,6 +65,8 @@ class _Conversation:
         self._opening = [{"role": "system", "content": system}] if system is not None else []
         self._messages = list(self._opening)
         self._console = output.stderr_console()
+        if sys.stdin is None:
+            raise PromptError("standard input is closed: chat reads its lines from there")
         self._interactive = sys.stdin.isatty()
 
     def go(self) -> int:
@@ -112,9 +114,9 @@ class _Conversation:
             if not self._interactive:
                 raise
         finally:
-            writer.end_line()
-        result = request.results[0]
-        assert result is not None
+            result = request.results[0]
+            assert result is not None
+            writer.finish(result.text)
         self._messages.append({"role": "assistant", "content": result.text})
         self._console.print(output.summary(result), style="dim", soft_wrap=True)
         if result.error is not None:

@@ -93,15 +93,18 @@ class _Run:
 
     def go(self, *, compare: bool) -> int:
         engine, params = self._engine, self._params
-        request = engine.submit(self._prompt, params)  # a bad prompt or parameter ends here, before anything runs
+        if compare:
+            self._warm_up()
+        request = engine.submit(self._prompt, params)  # a bad prompt or parameter ends here, before anything is made
         self._note()
+        writer = output.TextWriter(engine.model.tokenizer, coloured=compare)
         plain: list[Result] | None = None
         status = 0
         failure: TruedrawError | None = None
         try:
-            if compare:
-                self._warm_up()
-            self._write(request, coloured=compare)
+            for step in engine.run(request):
+                if step.choice == 0 and not self._quiet:  # the others would mix with it: they come once all is done
+                    writer.write(step)
             if compare:
                 baseline = engine.submit(self._prompt, params, max_draft=0)
                 for _step in engine.run(baseline):
@@ -116,6 +119,9 @@ class _Run:
         if self._quiet:
             print(json.dumps(self._json(results, plain), ensure_ascii=False), flush=True)
         else:
+            writer.finish(results[0].text)
+            for result in results[1:]:
+                print(f"--- choice {result.choice} ---\n{result.text}", flush=True)
             self._report(results, plain)
         if status == 130:
             print("truedraw: interrupted: the text made so far is kept", file=sys.stderr)
@@ -126,26 +132,13 @@ class _Run:
 
     def _warm_up(self) -> None:
         """A few tokens with and without drafts, so that neither run pays for the first pass of a kind."""
-        short = SamplingParams(max_tokens=4, temperature=0)
+        start = self._engine.encode(self._prompt)[:1]
         for max_draft in (None, 0):
-            for _step in self._engine.run(self._engine.submit(self._prompt, short, max_draft=max_draft)):
-                pass
-
-    def _write(self, request: Request, *, coloured: bool) -> None:
-        """Choice 0 as it is made; the others, which would mix with it, once they are done."""
-        if self._quiet:
+            request = self._engine.submit(
+                start, SamplingParams(max_tokens=4, temperature=0, ignore_eos=True), max_draft=max_draft
+            )
             for _step in self._engine.run(request):
                 pass
-            return
-        writer = output.TextWriter(self._engine.model.tokenizer, coloured=coloured)
-        try:
-            for step in self._engine.run(request):
-                if step.choice == 0:
-                    writer.write(step)
-        finally:
-            writer.end_line()
-        for result in _finished(request)[1:]:
-            print(f"--- choice {result.choice} ---\n{result.text}", flush=True)
 
     def _report(self, results: list[Result], plain: list[Result] | None) -> None:
         console = output.stderr_console()

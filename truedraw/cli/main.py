@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Any
@@ -37,6 +38,14 @@ def main() -> None:
 
 
 def run() -> int:
+    if sys.stderr is None:  # closed: what belongs there must not land on standard output instead
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
+    if sys.stdout is None:
+        complain("standard output is closed: there is nowhere to write the text to")
+        return 1
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character is no reason to lose the text
     try:
         # not app(): that answers a closed pipe by itself, with silence
         command = typer.main.get_command(app)

@@ -138,6 +138,8 @@ def load_engine(
 
 def read_prompt(prompt: str) -> str:
     """The prompt, or standard input where it is `-`. Raises PromptError."""
+    if prompt == "-" and sys.stdin is None:
+        raise PromptError("standard input is closed: give the prompt as an argument")
     if prompt == "-":
         data = sys.stdin.buffer.read()
         try:

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.status import Status
+from rich.style import Style
 from rich.table import Table
-from rich.text import Text
 
 from truedraw.protocols import Tokenizer
 from truedraw.types import Result, Step
@@ -51,24 +51,40 @@ class Progress:
 
 
 class TextWriter:
-    """Writes steps to standard output as they come; colours accepted draft tokens if asked and able to."""
+    """Writes steps to standard output as they come; colours accepted draft tokens if asked and able to.
+
+    The characters go out as they are: no layout, no markup.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, coloured: bool) -> None:
-        self._console = stdout_console()
-        self._coloured = coloured and self._console.color_system is not None
+        self._colours = stdout_console()._color_system if coloured else None
+        self._style = Style.parse(DRAFT_STYLE)
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_written = 0
         self._ends_line = True
 
     def write(self, step: Step) -> None:
-        if not step.text:
-            return
-        if self._coloured:
+        if step.text and self._colours is not None:
             for text, drafted in self._segments(step):
-                self._console.print(Text(text, style=DRAFT_STYLE if drafted else ""), end="")
-        else:
-            sys.stdout.write(step.text)
-        self._ends_line = step.text.endswith("\n")
+                self._put(text, self._style.render(text, color_system=self._colours) if drafted else text)
+        elif step.text:
+            self._put(step.text, step.text)
+
+    def finish(self, text: str) -> None:
+        """Write what of the whole `text` is still missing (held for a stop string that did not come),
+        and end the line."""
+        rest = text[self._num_written :]
+        if rest:
+            self._put(rest, rest)
+        if not self._ends_line:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def _put(self, text: str, shown: str) -> None:
+        self._num_written += len(text)
+        self._ends_line = text.endswith("\n")
+        sys.stdout.write(shown)
         sys.stdout.flush()
 
     def _segments(self, step: Step) -> Iterator[tuple[str, bool]]:
@@ -82,12 +98,6 @@ class TextWriter:
                 yield shown, origin == "draft"
         if left:
             yield left, False
-
-    def end_line(self) -> None:
-        if not self._ends_line:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-        self._ends_line = True
 
 
 def summary(result: Result) -> str:

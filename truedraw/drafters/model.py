@@ -101,6 +101,7 @@ class _Draft:
                 request.prompt_length,
                 stop_ids=request.stop_ids,
                 allowed=allowed,
+                model="draft model",
             )
         except (RowError, ConstraintError) as error:
             logger.warning("drafting stops early: %s", error)

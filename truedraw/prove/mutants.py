@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -327,14 +327,14 @@ def _forgets_to_roll_back(self: CachedModel, slot: int, tokens: Any, last: int, 
     return keep
 
 
-def _rows_one_too_early(sequence: Any, proposal: Proposal, num_fed: int, rows: Any) -> TargetRows:
-    honest = _target_rows(sequence, proposal, num_fed, rows)
+def _rows_one_too_early(sequence: Any, proposal: Proposal, nodes: Sequence[int], rows: Any) -> TargetRows:
+    honest = _target_rows(sequence, proposal, nodes, rows)
     return TargetRows(len(honest), lambda i: honest[max(i - 1, 0)])
 
 
-def _penalties_without_drafts(sequence: Any, proposal: Proposal, num_fed: int, rows: Any) -> TargetRows:
+def _penalties_without_drafts(sequence: Any, proposal: Proposal, nodes: Sequence[int], rows: Any) -> TargetRows:
     def compute(i: int) -> Probs:
-        if i > num_fed:
+        if i > len(nodes):
             place_holder = np.zeros(rows.logits.shape[1])
             place_holder[proposal.tokens[i - 1]] = 1.0
             return place_holder
@@ -343,16 +343,16 @@ def _penalties_without_drafts(sequence: Any, proposal: Proposal, num_fed: int, r
         )
 
     if sequence.constraint is not None:
-        return _target_rows(sequence, proposal, num_fed, rows)
+        return _target_rows(sequence, proposal, nodes, rows)
     return TargetRows(len(proposal) + 1, compute)
 
 
-def _constraint_not_forked(sequence: Any, proposal: Proposal, num_fed: int, rows: Any) -> TargetRows:
-    if sequence.constraint is not None and num_fed:
+def _constraint_not_forked(sequence: Any, proposal: Proposal, nodes: Sequence[int], rows: Any) -> TargetRows:
+    if sequence.constraint is not None and nodes:
         mask = sequence.constraint.mask()
         legal = int(np.flatnonzero(mask)[0])
         sequence.constraint.advance(proposal.tokens[0] if mask[proposal.tokens[0]] else legal)
-    return _target_rows(sequence, proposal, num_fed, rows)
+    return _target_rows(sequence, proposal, nodes, rows)
 
 
 def _stops_only_at_the_last(sequence: Any, tokens: Any) -> Any:
@@ -368,18 +368,18 @@ def _loses_the_bonus(sequence: Any, proposal: Proposal, rows: TargetRows, path: 
     _commit(sequence, proposal, rows, path, None if last[1] == "bonus" else last)
 
 
-def _bias_on_the_first_row_only(sequence: Any, proposal: Proposal, num_fed: int, rows: Any) -> TargetRows:
+def _bias_on_the_first_row_only(sequence: Any, proposal: Proposal, nodes: Sequence[int], rows: Any) -> TargetRows:
     unbiased = copy.copy(sequence)
     unbiased.params = replace(sequence.params, logit_bias={})
-    first, later = _target_rows(sequence, proposal, num_fed, rows), _target_rows(unbiased, proposal, num_fed, rows)
+    first, later = _target_rows(sequence, proposal, nodes, rows), _target_rows(unbiased, proposal, nodes, rows)
     return TargetRows(len(first), lambda i: later[i] if i else first[i])
 
 
-def _counts_tokens_late(sequence: Any, proposal: Proposal, num_fed: int, rows: Any) -> TargetRows:
+def _counts_tokens_late(sequence: Any, proposal: Proposal, nodes: Sequence[int], rows: Any) -> TargetRows:
     late = copy.copy(sequence)
     if sequence.params.min_tokens:
         late.params = replace(sequence.params, min_tokens=sequence.params.min_tokens + 1)
-    return _target_rows(late, proposal, num_fed, rows)
+    return _target_rows(late, proposal, nodes, rows)
 
 
 _target_rows, _cut, _commit = decode._target_rows, decode.cut, decode.commit

@@ -2,17 +2,20 @@
 
 The target's own draw is always emitted, so the text is that of plain decoding, whatever the
 drafter proposes and however it came to propose it. Where the drafter draws by the race with the
-same noise, both agree with probability sum_i 1 / sum_j max(p_j/p_i, q_j/q_i); a point mass at x is
-accepted with probability p(x), as by every rule.
+same noise, both agree with probability `acceptance(p, q)`; a point mass at x is accepted with
+probability p(x), as by every rule.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
+
 from truedraw.protocols import StepNoise
 from truedraw.sampling import TargetRows
-from truedraw.types import Proposal, Verdict
+from truedraw.types import Probs, Proposal, Verdict
+from truedraw.verify import children, rows_for
 
 
 def verify(proposal: Proposal, target_rows: TargetRows, noise: StepNoise) -> Verdict:
@@ -20,16 +23,31 @@ def verify(proposal: Proposal, target_rows: TargetRows, noise: StepNoise) -> Ver
 
     Trees are walked from the root. q is never looked at.
     """
-    rows = TargetRows.of(target_rows)
+    rows = rows_for(proposal, target_rows)
     path: list[int] = []
     node = -1
     while True:
         y = rows.race(node + 1, noise.race(noise.start + len(path)))
-        children = [i for i in range(node + 1, len(proposal)) if proposal.parent(i) == node]
-        match = next((i for i in children if proposal.tokens[i] == y), None)
+        candidates = children(proposal, node)
+        match = next((i for i in candidates if proposal.tokens[i] == y), None)
         if match is None:
             break
         path.append(match)
         node = match
-    origin: Literal["residual", "bonus", "plain"] = "residual" if children else "bonus" if path else "plain"
+    origin: Literal["residual", "bonus", "plain"] = "residual" if candidates else "bonus" if path else "plain"
     return Verdict(tuple(path), y, origin)
+
+
+def acceptance(p: Probs, q: Probs) -> float:
+    """How often a race over p and one over q with the same noise, in one level, have the same winner:
+    sum_i 1 / sum_j max(p_j/p_i, q_j/q_i), which lies in [(1 - TV)/(1 + TV), 1 - TV].
+
+    Shapes (vocab,). Computed in O(vocab log vocab): sorted by p/q, each maximum is its first argument
+    up to i and its second behind.
+    """
+    shared = np.flatnonzero((p > 0) & (q > 0))
+    only_p, only_q = float(p[q == 0].sum()), float(q[p == 0].sum())
+    order = shared[np.argsort(q[shared] / p[shared])]  # p_j/p_i >= q_j/q_i where q_j/p_j <= q_i/p_i
+    a, b = p[order], q[order]
+    up_to, behind = np.cumsum(a), np.cumsum(b[::-1])[::-1] - b
+    return float((1.0 / ((up_to + only_p) / a + (behind + only_q) / b)).sum())

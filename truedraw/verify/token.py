@@ -3,12 +3,11 @@ appendix A.1; Chen et al. 2023 (arXiv 2302.01318), algorithm 2."""
 
 from __future__ import annotations
 
-from truedraw.errors import ProposalError
 from truedraw.protocols import StepNoise
 from truedraw.randomness import Purpose
 from truedraw.sampling import TargetRows, inverse_cdf, residual
 from truedraw.types import Proposal, Verdict
-from truedraw.verify import probability
+from truedraw.verify import plain, probability, require_chain, rows_for
 
 
 def verify(proposal: Proposal, target_rows: TargetRows, noise: StepNoise) -> Verdict:
@@ -18,14 +17,14 @@ def verify(proposal: Proposal, target_rows: TargetRows, noise: StepNoise) -> Ver
     Written as u q(x) < p(x) with u in [0, 1): no division, and p(x) = 0 is never accepted.
     Raises ProposalError for a tree, RowError for target rows that are no laws.
     """
-    if not proposal.is_chain:
-        raise ProposalError("the token rule verifies chains: this proposal is a tree")
-    rows = TargetRows.of(target_rows)
+    require_chain(proposal, "token")
+    rows = rows_for(proposal, target_rows)
     k = len(proposal)
+    if k == 0:
+        return plain(rows, noise)
     for i, x in enumerate(proposal.tokens):
         p, q = rows[i], proposal.q
         if not noise.uniform(Purpose.ACCEPT, i) * q.prob(i, x) < probability(p, x):
             correction = residual(p, q.row(i, x, len(p)))
             return Verdict(tuple(range(i)), inverse_cdf(correction, noise.uniform(Purpose.RESIDUAL, i)), "residual")
-    bonus = inverse_cdf(rows[k], noise.uniform(Purpose.BONUS, k))
-    return Verdict(tuple(range(k)), bonus, "bonus" if k else "plain")
+    return Verdict(tuple(range(k)), inverse_cdf(rows[k], noise.uniform(Purpose.BONUS, k)), "bonus")
