@@ -102,9 +102,9 @@ class RaceNoise:
 
 
 def _exponentials(uniforms: Uniforms) -> Uniforms:
-    """-log(1 - u), with u moved to the middle of its cell of 2**-53: never 0, and the small end,
+    """-log(1 - u), with u moved inside its cell of 2**-53: never 0 nor infinite, and the small end,
     which wins races, is the finely resolved one."""
-    return -np.log1p(-(uniforms + 2.0**-54))
+    return -np.log1p(-np.minimum(uniforms + 2.0**-54, 1 - 2.0**-53))
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,6 +266,22 @@ def draw_draft(row: Probs, noise: StepNoise, index: int, *, coupled: bool) -> in
     return inverse_cdf(row, noise.uniform(Purpose.DRAFT, index))
 
 
+def shared_candidates(row: Probs, noise: RaceNoise, n: int) -> tuple[list[int], list[Probs]]:
+    """The first n tokens of the race over `row`, each the winner among those behind it, and the row that
+    it won. With the target's own noise the target's draw is likely to be one of them. Fewer tokens
+    come back where `row` has fewer."""
+    tokens: list[int] = []
+    rows: list[Probs] = []
+    left = row
+    while len(tokens) < n and left.any():
+        left = left / left.sum()
+        tokens.append(race(left, noise))
+        rows.append(left)
+        left = left.copy()
+        left[tokens[-1]] = 0.0
+    return tokens, rows
+
+
 def residual(p: Probs, q: Probs) -> Probs:
     """max(p - q, 0), not normalised: where the token after a rejection comes from.
 

@@ -1,0 +1,222 @@
+"""The exact law of the engine itself: p/q rules through `Engine`, decode, cache and draft model.
+
+Only the source of uniforms is exchanged. Whenever the engine asks for one, it is cut where an
+independent reference in fractions says that the outcome may change, and every cell is followed with
+its exact probability, at one scattered point. So the joint law of all requests of a batch comes out
+in fractions, over consecutive steps, with a policy that looks at all that it may look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate, count
+
+import numpy as np
+
+from truedraw.drafters.model import ModelDrafter
+from truedraw.engine import Engine
+from truedraw.protocols import LengthPolicy, PointProposal, RowStatistics, SequenceState, StepTiming
+from truedraw.prove import exact
+from truedraw.prove.exact import Context, Law, Problem, Row, table_problem
+from truedraw.prove.problems import rows
+from truedraw.randomness import Key, Purpose, Uniforms
+from truedraw.registry import Model
+from truedraw.runners.toy import LetterTokenizer, Logits, ToyRunner
+from truedraw.types import SamplingParams
+
+
+class Watchful(LengthPolicy):
+    """Looks at the past, at q rows before they are drawn from, and shares one budget in the batch."""
+
+    def __init__(self, length: int, budget: int) -> None:
+        self._length, self._budget = length, budget
+        self._left = 0
+
+    def limits(self, batch: Sequence[SequenceState]) -> list[int]:
+        self._left = self._budget
+        return [self._length - (state.accepted % 2 if state.proposed else 0) for state in batch]
+
+    def more(self, sequence: SequenceState, row: RowStatistics) -> bool:
+        if self._left == 0 or (row.top_probability > 0.74 and row.depth > 1):
+            return False
+        self._left -= 1
+        return True
+
+    def cut(self, batch: Sequence[PointProposal]) -> list[int]:
+        return [len(proposal.tokens) for proposal in batch]
+
+    def observe(self, step: StepTiming) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is enumerated."""
+
+    name: str
+    problem: Problem
+    rule: str
+    num_requests: int
+    num_steps: int
+    policy: Callable[[], LengthPolicy]
+
+
+def settings() -> tuple[Setting, ...]:
+    problem = table_problem("two rows", rows("1/3 2/3", "3/4 1/4"), rows("2/3 1/3", "1/4 3/4"))
+    equal = table_problem("p = q", rows("9/10 1/10", "2/5 3/5"), rows("9/10 1/10", "2/5 3/5"))
+    return (
+        Setting("token, two steps", problem, "token", 1, 2, lambda: Watchful(2, 2)),
+        Setting("token, p = q, two steps", equal, "token", 1, 2, lambda: Watchful(2, 2)),
+        Setting("token, a batch of two with one budget", problem, "token", 2, 1, lambda: Watchful(2, 3)),
+        Setting("block, a batch of two with one budget", problem, "block", 2, 1, lambda: Watchful(2, 3)),
+        Setting("block, two steps", problem, "block", 1, 2, lambda: Watchful(2, 2)),
+        Setting("token, three drafts, two steps", problem, "token", 1, 2, lambda: Watchful(3, 3)),
+        Setting("block, three drafts, two steps", problem, "block", 1, 2, lambda: Watchful(3, 3)),
+    )
+
+
+def total_variation(setting: Setting) -> Fraction:
+    """Between the joint law of the requests' texts and the product of the target's, exactly.
+
+    Texts are cut to the fewest tokens that all must have, plus one, and continued by the target's law.
+    """
+    horizon = setting.num_steps + 1
+    joint: dict[tuple[Context, ...], Fraction] = {}
+    for texts, mass in _runs(setting):
+        laws = [exact.extended(setting.problem, {text: Fraction(1)}, horizon) for text in texts]
+        for combined, share in _product(laws):
+            joint[combined] = joint.get(combined, Fraction(0)) + mass * share
+    expected = dict(_product([exact.target_law(setting.problem, horizon)] * setting.num_requests))
+    zero = Fraction(0)
+    return sum((abs(joint.get(t, zero) - expected.get(t, zero)) for t in joint.keys() | expected.keys()), zero) / 2
+
+
+def _product(laws: Sequence[Law]) -> Iterator[tuple[tuple[Context, ...], Fraction]]:
+    if not laws:
+        yield (), Fraction(1)
+        return
+    for text, mass in laws[0].items():
+        for others, share in _product(laws[1:]):
+            yield (text, *others), mass * share
+
+
+def _runs(setting: Setting) -> Iterator[tuple[tuple[Context, ...], Fraction]]:
+    """Every path of noise: what each request has emitted, and the path's probability."""
+    todo: list[list[int]] = [[]]
+    while todo:
+        source = _Source(setting, todo.pop())
+        yield _run(setting, source), source.mass
+        todo += source.forks
+
+
+def _run(setting: Setting, source: _Source) -> tuple[Context, ...]:
+    def logits(which: str) -> Callable[[tuple[int, ...]], Logits]:
+        def next_logits(context: tuple[int, ...]) -> Logits:
+            row = setting.problem.float_row("p" if which == "p" else "q", context[1:])
+            with np.errstate(divide="ignore"):
+                return np.asarray(np.log(row))
+
+        return next_logits
+
+    vocab, slots = setting.problem.vocab, setting.num_requests
+    model = Model("toy", ToyRunner(logits("p"), vocab, num_slots=slots), LetterTokenizer(vocab))
+    drafter = ModelDrafter(ToyRunner(logits("q"), vocab, num_slots=slots), vocab)
+    seeds = count()
+    with Engine(model, drafter, setting.policy(), rule=setting.rule, entropy=lambda: next(seeds), source=source) as engine:
+        requests = [engine.submit([0], SamplingParams(max_tokens=60, ignore_eos=True)) for _ in range(slots)]
+        texts: dict[int, Context] = {request.id: () for request in requests}
+        source.texts = texts
+        for _ in range(setting.num_steps):
+            for step in engine.step():
+                texts[step.request] += step.tokens
+        return tuple(texts[request.id] for request in requests)
+
+
+class _Source:
+    """A source of uniforms that follows one path of choices, and notes where the path forks."""
+
+    def __init__(self, setting: Setting, path: list[int]) -> None:
+        self._setting, self._path = setting, path
+        self._cells: dict[Key, tuple[Fraction, Fraction]] = {}
+        self._drafts: dict[tuple[int, int], list[int]] = {}
+        self._taken = 0
+        self.mass = Fraction(1)
+        self.forks: list[list[int]] = []
+        self.texts: dict[int, Context] = {}
+
+    def __call__(self, key: Key, first: int, count: int) -> Uniforms:
+        context = self.texts[key.seed]
+        problem = self._setting.problem
+        if key.purpose in (Purpose.RACE_BLOCK, Purpose.RACE_TOKEN):
+            if key.purpose == Purpose.RACE_BLOCK:
+                return np.full(count, 0.5)
+            low, high = self._cell(key, cdf(problem.p(context)))
+            uniforms = np.full(count, 0.5)
+            uniforms[place_of((low + high) / 2, problem.p(context))] = 0.0  # the small end wins
+            return uniforms
+        drafts = self._drafts.setdefault((key.seed, key.position), [])
+        if key.purpose == Purpose.DRAFT:
+            row = problem.q((*context, *drafts[: key.index]))
+            low, high = self._cell(key, cdf(row))
+            drafts[key.index :] = [place_of((low + high) / 2, row)]
+        else:
+            low, high = self._cell(key, _edges(self._setting, context, drafts, key))
+        share = Fraction((key.position * 7 + key.index * 5 + int(key.purpose) * 3) % 11 * 9 + 1, 100)
+        return np.array([float(low + (high - low) * share)])
+
+    def _cell(self, key: Key, edges: Sequence[Fraction]) -> tuple[Fraction, Fraction]:
+        """The cell of this path; a key that comes up again stays in its cell, and is cut further if need be."""
+        low, high = self._cells.get(key, (Fraction(0), Fraction(1)))
+        cuts = sorted({low, high, *(edge for edge in edges if low < edge < high)})
+        if len(cuts) > 2:
+            if self._taken == len(self._path):
+                self.forks += [[*self._path, other] for other in range(1, len(cuts) - 1)]
+                self._path.append(0)
+            cell = self._path[self._taken]
+            self._taken += 1
+            self.mass *= (cuts[cell + 1] - cuts[cell]) / (cuts[-1] - cuts[0])
+            low, high = cuts[cell], cuts[cell + 1]
+        self._cells[key] = (low, high)
+        return low, high
+
+
+# ---------------------------------------------------------------- the reference: where outcomes may change
+
+
+def cdf(row: Sequence[Fraction]) -> list[Fraction]:
+    """Where a draw by inverse CDF from `row` (not normalised) changes its token."""
+    total = sum(row)
+    return [edge / total for edge in accumulate(row)] if total else []
+
+
+def place_of(u: Fraction, row: Sequence[Fraction]) -> int:
+    """The token that inverse CDF draws at u."""
+    return next(token for token, edge in enumerate(cdf(row)) if u < edge)
+
+
+def _edges(setting: Setting, context: Context, drafts: Sequence[int], key: Key) -> list[Fraction]:
+    """For a uniform of the verification: the edges of the token rule or of block verification."""
+    problem, i = setting.problem, key.index
+    laws = [problem.p((*context, *drafts[:j])) for j in range(len(drafts) + 1)]
+    claims = [problem.q((*context, *drafts[:j])) for j in range(len(drafts))]
+    if key.purpose == Purpose.BONUS or i >= len(drafts):
+        return cdf(laws[min(i, len(drafts))])
+    ratios = [p[x] / q[x] for p, q, x in zip(laws, claims, drafts, strict=False)]
+    if setting.rule == "token":
+        return [min(Fraction(1), ratios[i])] if key.purpose == Purpose.ACCEPT else cdf(_excess(laws[i], claims[i], Fraction(1)))
+    worth = [Fraction(1)]
+    for ratio in ratios:
+        worth.append(min(Fraction(1), worth[-1] * ratio))
+    if key.purpose == Purpose.RESIDUAL:
+        return cdf(_excess(laws[i], claims[i], worth[i]))
+    edges = [worth[i + 1]]  # where i is the last draft that was verified
+    if i + 1 < len(drafts):
+        total = sum(_excess(laws[i + 1], claims[i + 1], worth[i + 1]))
+        edges += [total / (total + 1 - worth[i + 1])] if total else []
+    return edges
+
+
+def _excess(p: Row, q: Row, worth: Fraction) -> Row:
+    return tuple(max(worth * a - b, Fraction(0)) for a, b in zip(p, q, strict=True))
