@@ -66,7 +66,7 @@ def test_a_token_with_q_0_cannot_have_been_drawn():  # B04
 
 @pytest.mark.parametrize("row", [[2.0, 1.0, -1.0], [0.5, 0.4, 0.0], [math.nan, 0.5, 0.5], [[0.5, 0.5]], []])
 def test_logits_in_the_place_of_probabilities_are_refused(row):  # B08
-    with pytest.raises(RowError, match="sum to 1|one number for each token"):
+    with pytest.raises(RowError, match=r"sum to 1|one number for each token"):
         DenseRows((np.array(row),))
 
 

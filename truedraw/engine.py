@@ -154,8 +154,8 @@ class Engine:
             if drafter == "auto":
                 drafter = "none" if not target.runner.can_rollback else "ngram" if draft is None else "model"
             if isinstance(drafter, str):
-                if draft is not None and "model" not in drafter.split("+"):
-                    raise InvalidParameter("drafter", drafter, "auto or model when a draft model is given")
+                if draft is not None and not {"model", "tree"} & set(drafter.split("+")):
+                    raise InvalidParameter("drafter", drafter, "auto, model or tree when a draft model is given")
                 drafter = make_drafter(drafter, target, draft)
             return cls(target, drafter, policy, rule=rule, allow_lossy=allow_lossy)
         except BaseException:

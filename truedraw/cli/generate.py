@@ -23,6 +23,7 @@ def generate(
     drafter: opt.DrafterName = "auto",
     draft_length: opt.DraftLength = "auto",
     rule: opt.RuleName = "auto",
+    allow_lossy: opt.AllowLossy = False,
     temperature: opt.Temperature = 1.0,
     top_k: opt.TopK = 0,
     top_p: opt.TopP = 1.0,
@@ -63,6 +64,7 @@ def generate(
         draft_model=draft_model,
         draft_length=draft_length,
         rule=rule,
+        allow_lossy=allow_lossy,
         context=context,
         slots=choices if slots is None else slots,
         threads=threads,
@@ -155,6 +157,8 @@ class _Run:
                 agreement = "the same text"
             elif result.rule == "coupled":
                 agreement = f"texts differ from token {differs} on: here the model's rows depend on the pass size"
+            elif result.stats.drift is not None:
+                agreement = output.drift(result.stats.drift)
             else:
                 agreement = f"the same law but another text (rule {result.rule})"
             speed = "no time was spent" if gain is None else f"speed-up {gain:.2f}x"

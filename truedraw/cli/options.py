@@ -28,11 +28,19 @@ Threads = Annotated[int | None, _option(_LOADING, "Default: all cores.")]
 KvType = Annotated[str, _option(_LOADING, "KV cache: f16, bf16, f32 or q8_0.")]
 
 DraftModel = Annotated[str | None, _option(_SPECULATION, "A smaller model with the same vocabulary.")]
-DrafterName = Annotated[str, _option(_SPECULATION, "auto, none, ngram, model or random; several joined by +.")]
+DrafterName = Annotated[
+    str, _option(_SPECULATION, "auto, none, ngram, model, tree (two candidates; toy model) or random; several joined by +.")
+]
 DraftLength = Annotated[str, _option(_SPECULATION, "Tokens to draft per step, or auto.")]
 RuleName = Annotated[
-    str, _option(_SPECULATION, "auto, coupled or token; token repeats a seeded text only at a fixed draft length.")
+    str,
+    _option(
+        _SPECULATION,
+        "auto, block, coupled, multidraft, resample_from_target, token or traversal; with a seed, all but coupled repeat a text "
+        "only at a fixed draft length. Lossy: biased_resample, lenience:L, thresholds:ACCEPT,SINGLE, typical:EPSILON,DELTA.",
+    ),
 ]
+AllowLossy = Annotated[bool, _option(_SPECULATION, "Let --rule name a lossy rule; its drift is told.", "--allow-lossy")]
 
 Temperature = Annotated[float, _option(_SAMPLING, "0 is greedy.", "--temperature", "-t")]
 TopK = Annotated[int, _option(_SAMPLING, "Keep the k most likely tokens; 0 keeps all.")]
@@ -108,6 +116,7 @@ def load_engine(
     draft_model: str | None,
     draft_length: str,
     rule: str,
+    allow_lossy: bool,
     context: int | None,
     slots: int,
     threads: int | None,
@@ -128,6 +137,7 @@ def load_engine(
             draft_model=draft_model,
             draft_length=length,
             rule=rule,
+            allow_lossy=allow_lossy,
             context=context,
             slots=slots,
             threads=threads,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.style import Style
 from rich.table import Table
 
 from truedraw.protocols import Tokenizer
-from truedraw.types import Result, Step
+from truedraw.types import Drift, Result, Step
 
 DRAFT_STYLE = "bold green"
 
@@ -111,8 +112,15 @@ def summary(result: Result) -> str:
     if stats.proposed:
         parts.append(f"{stats.accepted} of {stats.proposed} drafts accepted")
     parts.append(f"prompt {result.prompt_tokens} tokens in {stats.prompt_seconds:.2f} s")
+    if stats.drift is not None:
+        parts.append(drift(stats.drift))
     parts += [f"rule {result.rule}", f"ended by {result.finish_reason}"]
     return ", ".join(parts)
+
+
+def drift(told: Drift) -> str:
+    """What a lossy rule did to the law, over the run."""
+    return f"law changed by a TV of {told.bound:.3g} at most (KL {told.kl_divergence:.3g} nats)"
 
 
 def as_json(result: Result, seed: int | None) -> dict[str, Any]:
@@ -135,6 +143,7 @@ def as_json(result: Result, seed: int | None) -> dict[str, Any]:
         "acceptance_by_depth": list(stats.acceptance_by_depth),
         "tokens_per_step": stats.tokens_per_step,
         "rule": result.rule,
+        "drift": None if stats.drift is None else {**asdict(stats.drift), "bound": stats.drift.bound},
         "seed": seed,
     }
 

@@ -18,6 +18,7 @@ class ChainDrafter(Drafter):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = tuple(drafters)
         self.samples = any(drafter.samples for drafter in self.drafters)
+        self.trees = any(drafter.trees for drafter in self.drafters)
         self.hidden = tuple(dict.fromkeys(layer for drafter in self.drafters for layer in drafter.hidden))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:

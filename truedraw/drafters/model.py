@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from truedraw.cache import CachedModel, TokenBuffer
-from truedraw.errors import ConstraintError, IncompatibleModels, RowError
+from truedraw.errors import IncompatibleModels, InvalidParameter
 from truedraw.protocols import Constraint, Drafter, DraftRequest, ModelRunner, RowStatistics, Tokenizer
-from truedraw.sampling import draw_draft, shape
-from truedraw.types import DenseRows, Probs, Proposal
+from truedraw.sampling import draw_draft, shape, shared_candidates
+from truedraw.types import DenseRows, Probs, Proposal, TokenArray
+from truedraw.verify.multidraft import Drawing, draw_candidates
 
 logger = logging.getLogger("truedraw")
-
-T = TypeVar("T")
 
 
 class ModelDrafter(Drafter):
@@ -25,32 +25,40 @@ class ModelDrafter(Drafter):
     runner      with at least as many slots as the target
     vocab_size  of the target: draft logits behind it are dropped, missing ones are -inf, BEFORE
                 anything is drawn, so that q is a law over the target's ids
+    width       candidates for the first position, with a chain below each; 1: one chain
+    drawing     how candidates are drawn (verify.multidraft); under shared noise they are the race's best
 
-    A row that is no law ends the proposal there, and a context longer than the draft model's gets
-    none: both are known before the draw.
+    A row that is no law ends its branch there, and a context longer than the draft model's gets no
+    proposal: both are known before the draw.
     """
 
     samples = True
 
-    def __init__(self, runner: ModelRunner, vocab_size: int) -> None:
+    def __init__(self, runner: ModelRunner, vocab_size: int, *, width: int = 1, drawing: Drawing = "without-replacement") -> None:
         if not runner.can_rollback:
             raise IncompatibleModels("the draft model is recurrent and cannot forget rejected drafts: take an attention model")
+        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+            raise InvalidParameter("width", width, "an integer >= 1")
+        if width > 1 and not runner.can_score_trees:
+            raise IncompatibleModels("the draft model's runner scores chains only: candidates need a runner that scores trees")
         self._model = CachedModel(runner)
         self._vocab_size = vocab_size
+        self._width, self._drawing = width, drawing
+        self.trees = width > 1
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         slots, room = self._model.runner.num_slots, self._model.runner.max_length
         if any(request.slot >= slots for request in requests):
             raise IncompatibleModels(f"the draft model has {slots} slots, fewer than the target: load it with as many")
-        drafts = [_Draft(request) for request in requests]
+        drafts = [_Draft(request, self._width, self._drawing) for request in requests]
         while True:
-            active = [draft for draft in drafts if not draft.done and len(draft.context) <= room]
+            active = [draft for draft in drafts if draft.tips and len(draft.context) <= room]
             if not active:
                 return [draft.proposal() for draft in drafts]
             contexts = [(draft.request.slot, draft.context.array) for draft in active]
-            rows = self._model.logits(contexts, [1] * len(active))
+            rows = self._model.logits(contexts, [draft.num_rows for draft in active], [draft.tree for draft in active])
             for draft, row in zip(active, rows, strict=True):
-                draft.extend(self._fit(row.logits[0]))
+                draft.extend([self._fit(logits) for logits in row.logits])
 
     def _fit(self, logits: Probs) -> Probs:
         if len(logits) >= self._vocab_size:
@@ -63,63 +71,111 @@ class ModelDrafter(Drafter):
         self._model.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Tip:
+    """A node of the tree that is to be drawn behind: its index (-1 is the root) and its constraint."""
+
+    node: int
+    depth: int
+    constraint: Constraint | None
+
+
 class _Draft:
-    """One proposal while it grows."""
+    """One proposal while it grows, level by level."""
 
-    def __init__(self, request: DraftRequest) -> None:
-        self.request = request
+    def __init__(self, request: DraftRequest, width: int, drawing: Drawing) -> None:
+        self.request, self._width, self._drawing = request, width, drawing
         self.context = TokenBuffer(request.context)
-        self.constraint: Constraint | None = None
-        self.tokens: list[int] = []
-        self.rows: list[Probs] = []
-        self.done = request.max_draft < 1
-        if request.constraint is not None:
-            self._guarded(lambda constraint: setattr(self, "constraint", constraint.fork()), request.constraint)
+        self._tokens: list[int] = []
+        self._rows: list[Probs] = []
+        self._parents: list[int] = []
+        self.tips: list[_Tip] = []
+        if request.max_draft > 0:
+            with _drafting_stops_early():
+                self.tips.append(_Tip(-1, 0, None if request.constraint is None else request.constraint.fork()))
 
-    def _guarded(self, use: Callable[[Constraint], T], constraint: Constraint | None) -> T | None:
-        """Use a constraint. It is the user's code: where it fails, drafting stops, and the
-        verification that meets the same failure ends its own request with it."""
-        if constraint is None:
-            return None
-        try:
-            return use(constraint)
-        except Exception as error:
-            logger.warning("drafting stops early: %s", error)
-            self.done = True
-            return None
+    @property
+    def num_rows(self) -> int:
+        """Rows are wanted from the first tip on."""
+        return len(self._tokens) - max(self.tips[0].node, 0) if self._tokens else 1
 
-    def extend(self, logits: Probs) -> None:
-        request = self.request
-        allowed = self._guarded(lambda constraint: constraint.mask(), self.constraint)
-        if self.done:
+    @property
+    def tree(self) -> tuple[int, ...] | None:
+        return tuple(self._parents) if self._width > 1 and self._tokens else None
+
+    def extend(self, logits: Sequence[Probs]) -> None:
+        """Draw behind every tip, from the rows behind the first tip and all nodes after it."""
+        first, tips = self.tips[0].node, self.tips
+        self.tips = []
+        for tip in tips:
+            with _drafting_stops_early():
+                self._grow(tip, logits[tip.node - first])
+
+    def _grow(self, tip: _Tip, logits: Probs) -> None:
+        request, start = self.request, len(self._tokens)
+        room = request.max_draft - start
+        if room < 1:
             return
-        try:
-            row = shape(
-                logits,
-                request.params,
-                self.context.array,
-                request.prompt_length,
-                stop_ids=request.stop_ids,
-                allowed=allowed,
-                model="draft model",
-            )
-        except (RowError, ConstraintError) as error:
-            logger.warning("drafting stops early: %s", error)
-            self.done = True
+        row = shape(
+            logits,
+            request.params,
+            self._history(tip.node),
+            request.prompt_length,
+            stop_ids=request.stop_ids,
+            allowed=None if tip.constraint is None else tip.constraint.mask(),
+            model="draft model",
+        )
+        if not request.more(row_statistics(row, tip.depth + 1)):
             return
-        if not request.more(row_statistics(row, len(self.tokens) + 1)):
-            self.done = True
-            return
-        token = draw_draft(row, request.noise, len(self.tokens), coupled=request.coupled)
-        self.tokens.append(token)
-        self.rows.append(row)
-        self.context.extend([token])
-        self.done = len(self.tokens) >= request.max_draft or token in request.stop_ids
-        if not self.done:
-            self._guarded(lambda constraint: constraint.advance(token), self.constraint)
+        tokens, rows = self._draw(row, tip, min(self._width if tip.node < 0 else 1, room))
+        self._tokens += tokens
+        self._rows += rows
+        self._parents += [tip.node] * len(tokens)
+        self.context.extend(tokens)
+        for node, token in enumerate(tokens, start):
+            if token not in request.stop_ids and len(self._tokens) < request.max_draft:
+                with _drafting_stops_early():
+                    self.tips.append(_Tip(node, tip.depth + 1, _advanced(tip.constraint, token)))
+
+    def _draw(self, row: Probs, tip: _Tip, count: int) -> tuple[list[int], list[Probs]]:
+        noise = self.request.noise
+        if count > 1 and self.request.coupled:
+            return shared_candidates(row, noise.race(noise.start), count)
+        if count > 1:
+            return draw_candidates(row, count, self._drawing, noise, len(self._tokens))
+        index = tip.depth if self.request.coupled else len(self._tokens)
+        return [draw_draft(row, noise, index, coupled=self.request.coupled)], [row]
+
+    def _history(self, node: int) -> TokenArray:
+        """The context and the path to a node."""
+        if self._width == 1:
+            return self.context.array
+        path: list[int] = []
+        while node >= 0:
+            path.append(self._tokens[node])
+            node = self._parents[node]
+        return np.concatenate([self.request.context, np.asarray(path[::-1], dtype=np.int32)])
 
     def proposal(self) -> Proposal:
-        return Proposal(tuple(self.tokens), DenseRows(tuple(self.rows)))
+        return Proposal(tuple(self._tokens), DenseRows(tuple(self._rows)), tuple(self._parents) if self._width > 1 else None)
+
+
+def _advanced(constraint: Constraint | None, token: int) -> Constraint | None:
+    if constraint is None:
+        return None
+    ahead = constraint.fork()
+    ahead.advance(token)
+    return ahead
+
+
+@contextlib.contextmanager
+def _drafting_stops_early() -> Iterator[None]:
+    """A row that is no law, or a constraint that fails (it is the user's code): nothing is drafted
+    there, and the verification that meets the same failure ends its own request with it."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("drafting stops early: %s", error)
 
 
 def row_statistics(row: Probs, depth: int) -> RowStatistics:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -31,11 +32,16 @@ Replaces: TypeAlias = Callable[[Probs, Probs, Probs], Probs]
 """(p, q, keep) -> weights of the replacement, shape (vocab,), not normalised."""
 
 
-def relaxed(keep: Keeps, replace: Replaces, name: str) -> Rule:
+@dataclass(frozen=True, slots=True, eq=False)
+class Relaxed:
     """The rule that keeps draft x ~ q with probability keep(x), else draws from replace."""
 
-    def verify(proposal: Proposal, target_rows: TargetRows, noise: StepNoise) -> Verdict:
-        require_chain(proposal, name)
+    keep: Keeps
+    replace: Replaces
+    name: str
+
+    def __call__(self, proposal: Proposal, target_rows: TargetRows, noise: StepNoise) -> Verdict:
+        require_chain(proposal, self.name)
         rows = rows_for(proposal, target_rows)
         k = len(proposal)
         if k == 0:
@@ -44,14 +50,21 @@ def relaxed(keep: Keeps, replace: Replaces, name: str) -> Rule:
         for i, x in enumerate(proposal.tokens):
             p = rows[i]
             q = proposal.q.row(i, x, len(p))
-            kept = keep(p, q)
-            weights = replace(p, q, kept)
+            kept = self.keep(p, q)
+            weights = self.replace(p, q, kept)
             drift += drift_from(p, output_law(q, kept, weights))
             if not noise.uniform(Purpose.ACCEPT, i) < probability(kept, x):
                 return Verdict(tuple(range(i)), inverse_cdf(weights, noise.uniform(Purpose.RESIDUAL, i)), "residual", drift)
         return Verdict(tuple(range(k)), inverse_cdf(rows[k], noise.uniform(Purpose.BONUS, k)), "bonus", drift)
 
-    return verify
+    def acceptance(self, p: Probs, q: Probs) -> float:
+        """The probability that one trial keeps its draft. Shapes (vocab,)."""
+        return float((q * self.keep(p, q)).sum())
+
+    def law(self, p: Probs, q: Probs) -> Probs:
+        """The law of the token that one trial decides. Shapes (vocab,)."""
+        kept = self.keep(p, q)
+        return output_law(q, kept, self.replace(p, q, kept))
 
 
 def output_law(q: Probs, keep: Probs, weights: Probs) -> Probs:
@@ -91,17 +104,17 @@ def _in_unit(name: str, value: float) -> None:
 # ---------------------------------------------------------------- the rules
 
 
-def lenience(l: float) -> Rule:  # noqa: E741  # the paper's letter
+def lenience(l: float) -> Relaxed:  # noqa: E741  # the paper's letter
     """Keep x with probability min(1, p/(l q)), 0 < l <= 1 (Leviathan et al. 2023, appendix A.5).
 
     Its drift is the least possible for what it accepts: TV = sum min(q, p/l) - sum min(q, p).
     Raises InvalidParameter.
     """
     _in_unit("l", l)
-    return relaxed(lambda p, q: np.minimum(1.0, _ratio(p, q) / l), _closest, "lenience")
+    return Relaxed(lambda p, q: np.minimum(1.0, _ratio(p, q) / l), _closest, "lenience")
 
 
-def typical(epsilon: float = 0.3, delta: float = 0.09) -> Rule:
+def typical(epsilon: float = 0.3, delta: float = 0.09) -> Relaxed:
     """Keep every x with p(x) > min(epsilon, delta exp(-H(p))), H the entropy in nats (Cai et al. 2024,
     Medusa, arXiv 2401.10774, section 2.3.1); else draw from max(p - q r, 0), which drifts least.
 
@@ -115,7 +128,7 @@ def typical(epsilon: float = 0.3, delta: float = 0.09) -> Rule:
         entropy = -float((positive * np.log(positive)).sum())
         return (p > min(epsilon, delta * math.exp(-entropy))).astype(np.float64)
 
-    return relaxed(keep, _closest, "typical")
+    return Relaxed(keep, _closest, "typical")
 
 
 def thresholds(accept: float = 1.0, single: float = 1.0) -> Rule:
@@ -131,10 +144,10 @@ def thresholds(accept: float = 1.0, single: float = 1.0) -> Rule:
     def keep(p: Probs, q: Probs) -> Probs:
         return np.where(p >= single, 1.0, np.minimum(1.0, p / accept))
 
-    rule = relaxed(keep, lambda p, q, kept: _closest(p, q, np.ones_like(p)), "thresholds")
+    rule = Relaxed(keep, lambda p, q, kept: _closest(p, q, np.ones_like(p)), "thresholds")
     return lambda proposal, rows, noise: rule(Proposal(proposal.tokens, parents=proposal.parents), rows, noise)
 
 
-biased_resample: Rule = relaxed(lambda p, q: np.minimum(1.0, _ratio(p, q)), lambda p, q, keep: p, "biased_resample")
+biased_resample = Relaxed(lambda p, q: np.minimum(1.0, _ratio(p, q)), lambda p, q, keep: p, "biased_resample")
 """A common mistake, to study: min(1, p/q), then a draw from p instead of the residual. The law
 is min(p, q) + (1 - sum min(p, q)) p: right only where q is a multiple of p on p's support."""

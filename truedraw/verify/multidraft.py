@@ -158,3 +158,27 @@ def greedy_draft_acceptance(p: Probs, q: Probs, n: int) -> float:
     outside = np.minimum(p, rest)
     outside[best] = 0.0
     return float(p[best].sum() + outside.sum())
+
+
+def without_replacement_acceptance(p: Probs, q: Probs) -> float:
+    """What two candidates drawn without replacement accept at one position. Shapes (vocab,);
+    O(vocab log vocab).
+
+    The first, x, is kept with sum min(p, q). Whatever it was, a rejection leaves p' = max(p - q, 0),
+    normalised, to be tried against q without x: of y is kept min(p'(y), q(y)/(1 - q(x))), where x itself,
+    with q(x) > p(x), has p' = 0. That is p'(y) for all x with q(x) >= 1 - q(y)/p'(y).
+    """
+    first = float(np.minimum(p, q).sum())
+    left = np.maximum(p - q, 0.0)
+    if not left.any():
+        return min(1.0, first)
+    left /= left.sum()
+    x = np.flatnonzero(q > p)
+    x = x[np.argsort(q[x])]
+    rejected = q[x] - p[x]
+    renormalised = np.divide(rejected, 1.0 - q[x], out=np.zeros(len(x)), where=q[x] < 1)
+    y = np.flatnonzero((left > 0) & (q > 0))
+    whole = np.searchsorted(q[x], 1.0 - q[y] / left[y])  # from this x on all of p'(y) is kept
+    below = np.concatenate([[0.0], np.cumsum(renormalised)])[whole]
+    above = np.concatenate([np.cumsum(rejected[::-1])[::-1], [0.0]])[whole]
+    return min(1.0, first + float((q[y] * below + left[y] * above).sum()))
