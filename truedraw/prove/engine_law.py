@@ -1,9 +1,10 @@
 """The exact law of the engine itself: p/q rules through `Engine`, decode, cache and draft model.
 
-Only the source of uniforms is exchanged. Whenever the engine asks for one, it is cut where an
-independent reference in fractions says that the outcome may change, and every cell is followed with
-its exact probability, at one scattered point. So the joint law of all requests of a batch comes out
-in fractions, over consecutive steps, with a policy that looks at all that it may look at.
+Only the source of uniforms is exchanged. Whenever the engine asks for one, it is cut where the outcome
+may change (drafting: at the edges of q in fractions; verification: at the edges that `explore` finds in
+the rule itself), and every cell is followed with its exact probability, at one scattered point. So the
+joint law of all requests of a batch comes out in fractions, over consecutive steps, with a policy that
+looks at all that it may look at.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from itertools import accumulate, count
 
 import numpy as np
 
+from truedraw import randomness
 from truedraw.drafters.model import ModelDrafter
 from truedraw.engine import Engine
-from truedraw.protocols import LengthPolicy, PointProposal, RowStatistics, SequenceState, StepTiming
+from truedraw.protocols import Drafter, DraftRequest, LengthPolicy, PointProposal, RowStatistics, SequenceState, StepTiming
 from truedraw.prove import exact
-from truedraw.prove.exact import Context, Law, Problem, Row, table_problem
+from truedraw.prove.exact import Context, Law, Problem, Row, table_problem, target_rows, verdicts
 from truedraw.prove.problems import rows
 from truedraw.randomness import Key, Purpose, Uniforms
-from truedraw.registry import Model
+from truedraw.registry import Model, find_rule
 from truedraw.runners.toy import LetterTokenizer, Logits, ToyRunner
-from truedraw.types import SamplingParams
+from truedraw.types import Proposal, SamplingParams
 
 
 class Watchful(LengthPolicy):
@@ -61,10 +63,12 @@ class Setting:
     num_requests: int
     num_steps: int
     policy: Callable[[], LengthPolicy]
+    width: int = 1
 
 
 def settings() -> tuple[Setting, ...]:
     problem = table_problem("two rows", rows("1/3 2/3", "3/4 1/4"), rows("2/3 1/3", "1/4 3/4"))
+    three = table_problem("three tokens", rows("1/2 1/3 1/6", "1/5 0 4/5"), rows("1/6 1/2 1/3", "2/5 2/5 1/5"))
     equal = table_problem("p = q", rows("9/10 1/10", "2/5 3/5"), rows("9/10 1/10", "2/5 3/5"))
     return (
         Setting("token, two steps", problem, "token", 1, 2, lambda: Watchful(2, 2)),
@@ -74,6 +78,9 @@ def settings() -> tuple[Setting, ...]:
         Setting("block, two steps", problem, "block", 1, 2, lambda: Watchful(2, 2)),
         Setting("token, three drafts, two steps", problem, "token", 1, 2, lambda: Watchful(3, 3)),
         Setting("block, three drafts, two steps", problem, "block", 1, 2, lambda: Watchful(3, 3)),
+        Setting("multidraft, two steps", three, "multidraft", 1, 2, lambda: Watchful(2, 9), width=2),
+        Setting("multidraft, trees of depth two", three, "multidraft", 1, 1, lambda: Watchful(4, 9), width=2),
+        Setting("traversal, full trees", three, "traversal", 1, 1, lambda: Watchful(4, 9), width=2),
     )
 
 
@@ -122,7 +129,7 @@ def _run(setting: Setting, source: _Source) -> tuple[Context, ...]:
 
     vocab, slots = setting.problem.vocab, setting.num_requests
     model = Model("toy", ToyRunner(logits("p"), vocab, num_slots=slots), LetterTokenizer(vocab))
-    drafter = ModelDrafter(ToyRunner(logits("q"), vocab, num_slots=slots), vocab)
+    drafter = _Noted(ModelDrafter(ToyRunner(logits("q"), vocab, num_slots=slots), vocab, width=setting.width), source)
     seeds = count()
     with Engine(model, drafter, setting.policy(), rule=setting.rule, entropy=lambda: next(seeds), source=source) as engine:
         requests = [engine.submit([0], SamplingParams(max_tokens=60, ignore_eos=True)) for _ in range(slots)]
@@ -134,17 +141,36 @@ def _run(setting: Setting, source: _Source) -> tuple[Context, ...]:
         return tuple(texts[request.id] for request in requests)
 
 
+class _Noted(Drafter):
+    """A drafter whose proposals the source of uniforms gets to know."""
+
+    samples = True
+
+    def __init__(self, drafter: ModelDrafter, source: _Source) -> None:
+        self._drafter, self._source = drafter, source
+        self.trees = drafter.trees
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        proposals = self._drafter.propose(requests)
+        for request, proposal in zip(requests, proposals, strict=True):
+            assert isinstance(request.noise, randomness.StepNoise)
+            self._source.proposals[request.noise.seed, request.noise.start] = proposal
+        return proposals
+
+
 class _Source:
     """A source of uniforms that follows one path of choices, and notes where the path forks."""
 
     def __init__(self, setting: Setting, path: list[int]) -> None:
         self._setting, self._path = setting, path
+        self._rule = find_rule(setting.rule)
         self._cells: dict[Key, tuple[Fraction, Fraction]] = {}
         self._drafts: dict[tuple[int, int], list[int]] = {}
         self._taken = 0
         self.mass = Fraction(1)
         self.forks: list[list[int]] = []
         self.texts: dict[int, Context] = {}
+        self.proposals: dict[tuple[int, int], Proposal] = {}
 
     def __call__(self, key: Key, first: int, count: int) -> Uniforms:
         context = self.texts[key.seed]
@@ -156,15 +182,37 @@ class _Source:
             uniforms = np.full(count, 0.5)
             uniforms[place_of((low + high) / 2, problem.p(context))] = 0.0  # the small end wins
             return uniforms
-        drafts = self._drafts.setdefault((key.seed, key.position), [])
         if key.purpose == Purpose.DRAFT:
-            row = problem.q((*context, *drafts[: key.index]))
+            drafts = self._drafts.setdefault((key.seed, key.position), [])
+            row = self._draft_row(context, drafts, key.index)
             low, high = self._cell(key, cdf(row))
             drafts[key.index :] = [place_of((low + high) / 2, row)]
         else:
-            low, high = self._cell(key, _edges(self._setting, context, drafts, key))
+            low, high = self._cell(key, self._rule_edges(context, key))
         share = Fraction((key.position * 7 + key.index * 5 + int(key.purpose) * 3) % 11 * 9 + 1, 100)
         return np.array([float(low + (high - low) * share)])
+
+    def _draft_row(self, context: Context, drafts: Sequence[int], node: int) -> Row:
+        """The row that draft `node` is drawn from: at the root without the candidates before it."""
+        problem, width = self._setting.problem, self._setting.width
+        if node < width:
+            if width == 1:
+                return problem.q(context)
+            return tuple(mass if token not in drafts[:node] else Fraction(0) for token, mass in enumerate(problem.q(context)))
+        path = [node]
+        while path[0] >= width:
+            path.insert(0, path[0] - width)
+        return problem.q((*context, *(drafts[i] for i in path[:-1])))
+
+    def _rule_edges(self, context: Context, key: Key) -> list[Fraction]:
+        """Where the rule's verdict on what was proposed changes with this uniform, whatever the others are."""
+        proposal = self.proposals[key.seed, key.position]
+        edges: set[Fraction] = set()
+        for length in range(1, len(proposal) + 1) if proposal.is_chain else (len(proposal),):
+            shorter = proposal.cut(length)  # decode may cut a chain
+            for leaf in verdicts(target_rows(self._setting.problem, context, shorter), shorter, self._rule, key.position):
+                edges |= {edge for ask, ends in leaf.intervals if ask == (key.purpose, key.index) for edge in ends}
+        return sorted(edges)
 
     def _cell(self, key: Key, edges: Sequence[Fraction]) -> tuple[Fraction, Fraction]:
         """The cell of this path; a key that comes up again stays in its cell, and is cut further if need be."""
@@ -182,7 +230,7 @@ class _Source:
         return low, high
 
 
-# ---------------------------------------------------------------- the reference: where outcomes may change
+# ---------------------------------------------------------------- draws by inverse CDF, in fractions
 
 
 def cdf(row: Sequence[Fraction]) -> list[Fraction]:
@@ -194,29 +242,3 @@ def cdf(row: Sequence[Fraction]) -> list[Fraction]:
 def place_of(u: Fraction, row: Sequence[Fraction]) -> int:
     """The token that inverse CDF draws at u."""
     return next(token for token, edge in enumerate(cdf(row)) if u < edge)
-
-
-def _edges(setting: Setting, context: Context, drafts: Sequence[int], key: Key) -> list[Fraction]:
-    """For a uniform of the verification: the edges of the token rule or of block verification."""
-    problem, i = setting.problem, key.index
-    laws = [problem.p((*context, *drafts[:j])) for j in range(len(drafts) + 1)]
-    claims = [problem.q((*context, *drafts[:j])) for j in range(len(drafts))]
-    if key.purpose == Purpose.BONUS or i >= len(drafts):
-        return cdf(laws[min(i, len(drafts))])
-    ratios = [p[x] / q[x] for p, q, x in zip(laws, claims, drafts, strict=False)]
-    if setting.rule == "token":
-        return [min(Fraction(1), ratios[i])] if key.purpose == Purpose.ACCEPT else cdf(_excess(laws[i], claims[i], Fraction(1)))
-    worth = [Fraction(1)]
-    for ratio in ratios:
-        worth.append(min(Fraction(1), worth[-1] * ratio))
-    if key.purpose == Purpose.RESIDUAL:
-        return cdf(_excess(laws[i], claims[i], worth[i]))
-    edges = [worth[i + 1]]  # where i is the last draft that was verified
-    if i + 1 < len(drafts):
-        total = sum(_excess(laws[i + 1], claims[i + 1], worth[i + 1]))
-        edges += [total / (total + 1 - worth[i + 1])] if total else []
-    return edges
-
-
-def _excess(p: Row, q: Row, worth: Fraction) -> Row:
-    return tuple(max(worth * a - b, Fraction(0)) for a, b in zip(p, q, strict=True))

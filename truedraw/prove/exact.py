@@ -167,14 +167,14 @@ class _Steps:
         for draft in explore(drafted, start):
             proposal = proposals[draft.outcome]
 
-            for verdict in _verdicts(target_rows(problem, context, proposal), proposal, parts.rule, start):
+            for verdict in verdicts(target_rows(problem, context, proposal), proposal, parts.rule, start):
                 yield Leaf((*draft.intervals, *verdict.intervals), verdict.outcome, draft.rational and verdict.rational)
 
 
 _memo: dict[Hashable, list[Leaf[Context]]] = {}
 
 
-def _verdicts(rows: Sequence[Probs], proposal: Proposal, rule: Rule, start: int) -> list[Leaf[Context]]:
+def verdicts(rows: Sequence[Probs], proposal: Proposal, rule: Rule, start: int) -> list[Leaf[Context]]:
     """Explored once for each rule, rows and proposal, whoever proposed it: a rule is pure."""
     recorded = tuple(_recorded(proposal, len(rows[0])))
     key = (rule, proposal.tokens, proposal.parents, type(proposal.q), recorded, tuple(row.tobytes() for row in rows))

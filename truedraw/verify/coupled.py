@@ -14,7 +14,6 @@ import numpy as np
 
 from truedraw.protocols import StepNoise
 from truedraw.randomness import RACE_BLOCK
-from truedraw.randomness import RACE_BLOCK
 from truedraw.sampling import TargetRows
 from truedraw.types import Probs, Proposal, Verdict
 from truedraw.verify import children, rows_for

@@ -166,19 +166,25 @@ def without_replacement_acceptance(p: Probs, q: Probs) -> float:
 
     The first, x, is kept with sum min(p, q). Whatever it was, a rejection leaves p' = max(p - q, 0),
     normalised, to be tried against q without x: of y is kept min(p'(y), q(y)/(1 - q(x))), where x itself,
-    with q(x) > p(x), has p' = 0. That is p'(y) for all x with q(x) >= 1 - q(y)/p'(y).
+    with q(x) > p(x), has p' = 0. That is p'(y) for all x with q(x) >= 1 - q(y)/p'(y). The likeliest x is
+    tried by itself: behind it 1 - q(x) may be nothing but rounding.
     """
-    first = float(np.minimum(p, q).sum())
+    accepted = float(np.minimum(p, q).sum())
     left = np.maximum(p - q, 0.0)
     if not left.any():
-        return min(1.0, first)
+        return min(1.0, accepted)
     left /= left.sum()
-    x = np.flatnonzero(q > p)
+    rejected = np.maximum(q - p, 0.0)
+    likeliest = int(q.argmax())
+    others = q.copy()
+    others[likeliest] = 0.0
+    if others.any():
+        accepted += float(rejected[likeliest] * np.minimum(left, others / others.sum()).sum())
+    rejected[likeliest] = 0.0
+    x = np.flatnonzero(rejected)
     x = x[np.argsort(q[x])]
-    rejected = q[x] - p[x]
-    renormalised = np.divide(rejected, 1.0 - q[x], out=np.zeros(len(x)), where=q[x] < 1)
     y = np.flatnonzero((left > 0) & (q > 0))
     whole = np.searchsorted(q[x], 1.0 - q[y] / left[y])  # from this x on all of p'(y) is kept
-    below = np.concatenate([[0.0], np.cumsum(renormalised)])[whole]
-    above = np.concatenate([np.cumsum(rejected[::-1])[::-1], [0.0]])[whole]
-    return min(1.0, first + float((q[y] * below + left[y] * above).sum()))
+    below = np.concatenate([[0.0], np.cumsum(rejected[x] / (1.0 - q[x]))])[whole]
+    above = np.concatenate([np.cumsum(rejected[x][::-1])[::-1], [0.0]])[whole]
+    return min(1.0, accepted + float((q[y] * below + left[y] * above).sum()))
