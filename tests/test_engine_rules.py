@@ -142,6 +142,18 @@ def test_what_does_not_go_together_is_refused():
         ModelDrafter(Chains(DRAFT, VOCAB), VOCAB, width=2)
 
 
+@pytest.mark.parametrize("length", [1.5, "2", None, True])
+def test_a_policy_that_answers_no_integer_is_refused(length):
+    class Odd(FixedLength):
+        def limits(self, batch):
+            return [length] * len(batch)
+
+    under_test = engine()
+    under_test.policy = Odd(1)
+    with pytest.raises(InvalidParameter, match="policy's draft length"):
+        only(under_test, [1], PARAMS)
+
+
 # ---------------------------------------------------------------- drift
 
 

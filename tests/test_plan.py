@@ -16,12 +16,8 @@ from hypothesis import strategies as st
 
 from truedraw import economics
 from truedraw.cli import main, plan_inputs
-from truedraw.cli.plan import plan
 from truedraw.economics import Costs, Counters, MeasuredCost, TokenCost
 from truedraw.errors import InvalidParameter, MissingExtra
-
-if plan not in [command.callback for command in main.app.registered_commands]:
-    main.app.command()(plan)
 
 # milliseconds by pass size of a 135M model on two cores (DESIGN.md section 5)
 Q8_0 = MeasuredCost((1, 2, 4, 8, 16, 32), (8, 16, 23, 29, 44, 76))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from truedraw.cache import CachedModel, TokenBuffer
-from truedraw.errors import ProposalError
+from truedraw.errors import InvalidParameter, ProposalError
 from truedraw.protocols import (
     Constraint,
     Drafter,
@@ -241,7 +241,7 @@ def propose(
     """
     share = min(target.max_fed(drafter.hidden), target.runner.max_rows) // max(len(ready), 1) - 1
     limits = [
-        max(0, min(limit, sequence.num_left - 1, share, share if sequence.max_draft is None else sequence.max_draft))
+        max(0, min(_length(limit), sequence.num_left - 1, share, share if sequence.max_draft is None else sequence.max_draft))
         for limit, sequence in zip(policy.limits(states), ready, strict=True)
     ]
     asked = [i for i, limit in enumerate(limits) if limit > 0]
@@ -258,8 +258,15 @@ def propose(
     points = [i for i in asked if len(proposals[i]) and not proposals[i].q.sampled]
     cuts = policy.cut([PointProposal(states[i], proposals[i].tokens) for i in points]) if points else []
     for i, length in zip(points, cuts, strict=True):
-        proposals[i] = proposals[i].cut(length)
+        proposals[i] = proposals[i].cut(_length(length))
     return proposals
+
+
+def _length(value: object) -> int:
+    """A draft length that a policy answered. Raises InvalidParameter."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InvalidParameter("a policy's draft length", value, "an integer")
+    return max(0, int(value))
 
 
 def _draft_request(sequence: ActiveSequence, state: SequenceState, limit: int, policy: LengthPolicy) -> DraftRequest:

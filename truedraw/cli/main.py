@@ -13,7 +13,9 @@ from typing import Any
 import typer
 
 from truedraw.cli.chat import chat
+from truedraw.cli.explain import explain
 from truedraw.cli.generate import generate
+from truedraw.cli.plan import plan
 from truedraw.cli.prove import prove
 from truedraw.errors import TruedrawError, UsageError
 
@@ -30,6 +32,8 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(chat)
 app.command()(prove)
+app.command()(explain)
+app.command()(plan)
 
 
 def main() -> None:

@@ -11,8 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from truedraw.cli.output import stdout_console
+from truedraw.cli.picture import check_picture
 from truedraw.cli.plan_inputs import Acceptance, read_acceptance, read_counters, read_pass_cost
-from truedraw.cli.plan_picture import check_picture, save_picture
+from truedraw.cli.plan_picture import save_picture
 from truedraw.economics import MAX_LENGTH, Claim, Costs, Counters, Outcome, Point, TokenCost, best, claim, curve, needed
 from truedraw.errors import InvalidParameter, UsageError
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
+from truedraw.cli.files import read_text
 from truedraw.economics import (
     Counters,
     MeasuredCost,
@@ -48,7 +48,7 @@ def read_acceptance(text: str, max_length: int) -> Acceptance:
     """A number, rates by depth, or the path of a trace; at most max_length deep."""
     numbers = _numbers(text)
     if numbers is None:
-        return _trace(_read("acceptance", text, _ACCEPTANCE), text, max_length)
+        return _trace(read_text("acceptance", text, _ACCEPTANCE), text, max_length)
     if len(numbers) == 1:
         return Acceptance(constant_survival(numbers[0], max_length), f"{numbers[0]:g} at every depth")
     return _cut(Acceptance(depth_survival(numbers), f"rates of {len(numbers)} depths"), max_length)
@@ -152,7 +152,7 @@ def read_pass_cost(text: str) -> tuple[TokenCost | MeasuredCost, tuple[str, ...]
     if numbers is not None and len(numbers) == 1:
         return TokenCost(numbers[0]), ()
     allowed = f"a number >= 0 (further tokens of a pass, in plain passes), or the path of a profile {_PROFILE}"
-    values = _json_values(_read("pass_cost", text, allowed), text)
+    values = _json_values(read_text("pass_cost", text, allowed), text)
     entries = values[0].get("sizes") if len(values) == 1 and isinstance(values[0], dict) else None
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"{text} is no profile: needed is {_PROFILE}")
@@ -177,25 +177,6 @@ def read_pass_cost(text: str) -> tuple[TokenCost | MeasuredCost, tuple[str, ...]
 
 
 # ---------------------------------------------------------------- files
-
-
-def _read(name: str, path: str, allowed: str) -> str:
-    """The text of a file. Raises UsageError."""
-    if not path.strip():
-        raise InvalidParameter(name, path, allowed)
-    try:
-        with Path(path).open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        raise InvalidParameter(name, path, f"{allowed} (there is no such file)") from None
-    except (OSError, ValueError) as error:  # ValueError: a null byte
-        raise UsageError(f"{name}: {path[:200]!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > _MAX_BYTES:
-        raise UsageError(f"{name}: {path} is larger than {_MAX_BYTES >> 20} MiB: give a shorter one")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{name}: {path} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}") from None
 
 
 def _json_values(text: str, path: str) -> list[Any]:

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from truedraw.cli.picture import write_picture
 from truedraw.economics import Costs, Point
-from truedraw.errors import InvalidParameter, MissingExtra, UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SUFFIXES = (".png", ".svg")
 _LINE, _WIN, _LOSS, _MARK = "#4c6a92", "#2e7d4f", "#b3402f", "#d08700"
-
-
-def check_picture(path: str) -> None:
-    """Before any work: the kind of file, its folder, and matplotlib. Raises UsageError."""
-    file = Path(path)
-    if file.suffix.lower() not in _SUFFIXES:
-        raise InvalidParameter("save", path, "a file name that ends in .png or .svg")
-    if file.is_dir():
-        raise UsageError(f"save: {path} is a directory: name a file")
-    if not file.parent.is_dir():
-        raise UsageError(f"save: there is no directory {str(file.parent)!r}: make it, or name another file")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise UsageError(f"save: {path} cannot be written: name another file")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise MissingExtra("matplotlib", "audit") from None
 
 
 def save_picture(path: str, points: Sequence[Point], chosen: Point, costs: Costs, in_use: tuple[float, float] | None) -> None:
@@ -51,9 +30,7 @@ def save_picture(path: str, points: Sequence[Point], chosen: Point, costs: Costs
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, frameon=False, fontsize=9)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=Path(path).suffix.lower()[1:], dpi=150)
-    Path(path).write_bytes(buffer.getvalue())
+    write_picture(path, figure)
 
 
 def _by_length(axes: Axes, points: Sequence[Point], chosen: Point, in_use: tuple[float, float] | None) -> None:

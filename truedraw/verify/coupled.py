@@ -67,9 +67,11 @@ def _same_winner(p: Probs, q: Probs) -> Probs:
     """
     shared = np.flatnonzero((p > 0) & (q > 0))
     only_p, only_q = float(p[q == 0].sum()), float(q[p == 0].sum())
-    order = shared[np.argsort(q[shared] / p[shared])]
+    with np.errstate(over="ignore"):  # subnormal numbers: infinity sorts as well
+        order = shared[np.argsort(q[shared] / p[shared])]
     a, b = p[order] / p.sum(), q[order] / q.sum()
     up_to, behind = np.cumsum(a), np.cumsum(b[::-1])[::-1] - b
     both = np.zeros(len(p))
-    both[order] = 1.0 / ((up_to + only_p / p.sum()) / a + (behind + only_q / q.sum()) / b)
+    with np.errstate(over="ignore"):
+        both[order] = 1.0 / ((up_to + only_p / p.sum()) / a + (behind + only_q / q.sum()) / b)
     return both

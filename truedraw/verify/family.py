@@ -64,7 +64,8 @@ def for_replacement(a: PerToken) -> Rule:
     def r(p: Probs, q: Probs) -> Probs:
         law = probabilities(per_token(a, p, q, "a"), "replacement law a")
         taken = np.maximum(p - largest_rejection(p, q, law) * law, 0.0)
-        return np.minimum(np.divide(taken, q, out=np.zeros_like(p), where=q > 0), 1.0)
+        with np.errstate(over="ignore"):
+            return np.minimum(np.divide(taken, q, out=np.zeros_like(p), where=q > 0), 1.0)
 
     return family(r)
 
@@ -89,8 +90,9 @@ def largest_rejection(p: Probs, q: Probs, a: Probs) -> float:
         )
     covered = a > 0
     need, room = np.full(len(p), -np.inf), np.full(len(p), np.inf)
-    np.divide(short, a, out=need, where=covered)
-    np.divide(p, a, out=room, where=covered)
+    with np.errstate(over="ignore"):  # subnormal numbers: infinity says the same
+        np.divide(short, a, out=need, where=covered)
+        np.divide(p, a, out=room, where=covered)
     most, least = int(need.argmax()), int(room.argmin())
     rejection = max(0.0, float(need[most]))
     if rejection > room[least] + SLACK:
@@ -115,7 +117,8 @@ def per_token(values: PerToken, p: Probs, q: Probs, name: str) -> Probs:
 
 def _checked(r: Probs, p: Probs, q: Probs) -> Probs:
     asked = q > 0
-    bound = np.minimum(1.0, np.divide(p, q, out=np.ones_like(p), where=asked))
+    with np.errstate(over="ignore"):
+        bound = np.minimum(1.0, np.divide(p, q, out=np.ones_like(p), where=asked))
     excess = np.where(asked, r - bound, 0.0)
     worst = int(excess.argmax())  # NaN wins every maximum
     if not excess[worst] <= SLACK:

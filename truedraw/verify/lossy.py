@@ -93,7 +93,8 @@ def _closest(p: Probs, q: Probs, keep: Probs) -> Probs:
 
 def _ratio(p: Probs, q: Probs) -> Probs:
     """p/q, 1 where q = 0: no draft comes from there."""
-    return np.divide(p, q, out=np.ones_like(p), where=q > 0)
+    with np.errstate(over="ignore"):  # subnormal numbers: infinity says the same
+        return np.divide(p, q, out=np.ones_like(p), where=q > 0)
 
 
 def _in_unit(name: str, value: float) -> None:
