@@ -1,17 +1,17 @@
 """One step for a batch of sequences: propose, score in one pass, verify each, commit each.
 
-Everything about a sequence that changes lives in its ActiveSequence, and changes only in `commit`.
+Everything about a sequence that changes lives in its ActiveSequence (sequence.py), and changes only in `commit`.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from truedraw.cache import CachedModel, TokenBuffer
+from truedraw.cache import CachedModel
 from truedraw.errors import InvalidParameter, ProposalError
 from truedraw.protocols import (
     Constraint,
@@ -25,118 +25,22 @@ from truedraw.protocols import (
     SequenceState,
     StepTiming,
 )
-from truedraw.randomness import Noise
 from truedraw.sampling import TargetRows, adjust, shape
-from truedraw.text.stream import TextStream
+from truedraw.sequence import ActiveSequence
 from truedraw.types import (
-    Drift,
     FinishReason,
     Origin,
     Probs,
     Proposal,
     Record,
-    SamplingParams,
-    Stats,
-    StopRule,
     TokenArray,
     Verdict,
 )
-from truedraw.verify import Rule, probability
+from truedraw.verify import probability
 
 PREFILL_CHUNK = 256
 """Prompt tokens in one pass, all sequences together: running requests go on in between, and the
 same chunks come up whether anybody else is running or not."""
-
-
-@dataclass(slots=True, eq=False)
-class ActiveSequence:
-    """One choice of a request while it runs.
-
-    context  prompt and output; its last token is pending: in no cache yet
-    depths   for each emitted token its depth in the draft, 0 if it was not a draft token
-    text, num_reported  what the engine has handed out so far
-    top_records  None: keep no records; else so many most likely tokens with each
-    """
-
-    id: int
-    request: int
-    choice: int
-    slot: int
-    context: TokenBuffer
-    prompt_length: int
-    params: SamplingParams
-    rule_name: str
-    rule: Rule
-    noise: Noise
-    stop: StopRule
-    stream: TextStream
-    constraint: Constraint | None = None
-    top_records: int | None = None
-    max_draft: int | None = None
-    origins: list[Origin] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
-    proposed_by_depth: list[int] = field(default_factory=list)
-    accepted_by_depth: list[int] = field(default_factory=list)
-    drift: Drift | None = None
-    text: list[str] = field(default_factory=list)
-    num_reported: int = 0
-    num_steps: int = 0
-    admitted_at: float = 0.0
-    ready_at: float | None = None
-    seconds: float = 0.0
-    finish_reason: FinishReason | None = None
-    error: Exception | None = None
-
-    @property
-    def num_emitted(self) -> int:
-        return len(self.context) - self.prompt_length
-
-    @property
-    def num_left(self) -> int:
-        return self.stop.max_tokens - self.num_emitted
-
-    @property
-    def num_released(self) -> int:
-        """Emitted tokens that no stop string can take back any more."""
-        return self.stream.num_released
-
-    @property
-    def state(self) -> SequenceState:
-        return SequenceState(
-            sequence=self.id,
-            length=len(self.context),
-            num_emitted=self.num_emitted,
-            num_left=self.num_left,
-            rule=self.rule_name,
-            proposed=sum(self.proposed_by_depth),
-            accepted=sum(self.accepted_by_depth),
-        )
-
-    @property
-    def stats(self) -> Stats:
-        return Stats(
-            steps=self.num_steps,
-            proposed=sum(self.proposed_by_depth),
-            accepted=sum(self.accepted_by_depth),
-            emitted=self.num_emitted,
-            proposed_by_depth=tuple(self.proposed_by_depth),
-            accepted_by_depth=tuple(self.accepted_by_depth),
-            prompt_seconds=0.0 if self.ready_at is None else self.ready_at - self.admitted_at,
-            seconds=self.seconds,
-            drift=self.drift,
-        )
-
-    def finish(self, reason: FinishReason, error: Exception | None = None) -> None:
-        """End the sequence: held text is released, tokens that a stop string took back are dropped."""
-        self.finish_reason, self.error = reason, error
-        self.stream.finish()
-        kept = self.stream.num_released
-        self.context.truncate(self.prompt_length + kept)
-        for depth in filter(None, self.depths[kept:]):
-            self.accepted_by_depth[depth - 1] -= 1
-        for per_token in (self.origins, self.depths, self.records):
-            del per_token[kept:]
 
 
 @dataclass(frozen=True, slots=True)

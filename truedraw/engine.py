@@ -8,27 +8,24 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from truedraw import decode
 from truedraw.cache import CachedModel, TokenBuffer
-from truedraw.decode import ActiveSequence
 from truedraw.drafters.none import NoDrafter
 from truedraw.errors import IncompatibleModels, InvalidParameter, PromptError
 from truedraw.policy import FixedLength
 from truedraw.protocols import Constraint, Drafter, LengthPolicy, Outcome
 from truedraw.randomness import Noise, Source, philox
 from truedraw.registry import TREE_RULES, LoadOptions, Model, find_rule, load_model, make_drafter
-from truedraw.text.chat import render_chat
+from truedraw.sequence import ActiveSequence
+from truedraw.text.prompt import Prompt, encode_prompt
 from truedraw.text.stream import TextStream
 from truedraw.types import FinishReason, Proposal, Result, SamplingParams, Stats, Step, StopRule
-
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""Text, token ids, or chat messages (mappings with "role" and "content")."""
 
 DEFAULT_DRAFT_LENGTH = 7
 """Fixed until a controller chooses: a pass of 8 tokens, the size that CPU kernels like."""
@@ -218,29 +215,7 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt. Raises PromptError if it is empty or holds an unknown id."""
-        if isinstance(prompt, str):
-            tokens = self._encode_text(prompt) if prompt else []
-        elif not isinstance(prompt, Sequence | np.ndarray):
-            raise _no_prompt(prompt)
-        elif len(prompt) and isinstance(prompt[0], Mapping):
-            text = render_chat(self.model.tokenizer, prompt)  # type: ignore[arg-type]  # the first is a message, so all are
-            bos = self.model.tokenizer.bos_text
-            tokens = self._encode_text(text, add_special=not (bos and text.startswith(bos)))
-        else:
-            tokens = [_token_id(token) for token in prompt]
-        if not tokens:
-            raise PromptError("the prompt is empty: at least one token is needed")
-        vocab = self._target.runner.vocab_size
-        for token in tokens:
-            if not 0 <= token < vocab:
-                raise PromptError(f"prompt token {token} is outside the vocabulary: ids in [0, {vocab - 1}]")
-        return tokens
-
-    def _encode_text(self, text: str, *, add_special: bool = True) -> list[int]:
-        try:
-            return self.model.tokenizer.encode(text, add_special=add_special)
-        except UnicodeEncodeError as error:
-            raise PromptError(f"the prompt holds a lone surrogate, {text[error.start]!r} at character {error.start}") from None
+        return encode_prompt(self.model.tokenizer, prompt, self._target.runner.vocab_size)
 
     def _check(self, params: SamplingParams) -> None:
         vocab = self._target.runner.vocab_size
@@ -468,16 +443,6 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _token_id(token: object) -> int:
-    if isinstance(token, bool) or not isinstance(token, int | np.integer):
-        raise _no_prompt(token)
-    return int(token)
-
-
-def _no_prompt(value: object) -> PromptError:
-    return PromptError(f"the prompt is or holds {value!r}: a text, a list of token ids or a list of chat messages is needed")
 
 
 def _unstarted(request: Request, choice: int, reason: FinishReason) -> Result:

@@ -15,12 +15,13 @@ from truedraw.cache import CachedModel
 from truedraw.cli.files import read_bytes, read_text
 from truedraw.cli.output import Progress
 from truedraw.drafters.model import check_same_vocabulary
-from truedraw.engine import Engine, Prompt
+from truedraw.engine import Engine
 from truedraw.errors import PromptError, RowError, UsageError
 from truedraw.protocols import Tokenizer
 from truedraw.prove.explain import Explanation, explain
 from truedraw.registry import LoadOptions, Model, load_model
 from truedraw.sampling import shape
+from truedraw.text.prompt import Prompt
 from truedraw.types import Probs, SamplingParams, TokenArray
 
 _ROW = "numbers as in 0.5,0.3,0.2 or 1/2,1/3,1/6, or the path of a .json, .npy or text file with them"

@@ -11,8 +11,9 @@ import typer
 
 from truedraw.cli import options as opt
 from truedraw.cli import output
-from truedraw.engine import Engine, Prompt, Request
+from truedraw.engine import Engine, Request
 from truedraw.errors import TruedrawError, UsageError
+from truedraw.text.prompt import Prompt
 from truedraw.types import Result, SamplingParams
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from truedraw import decode, sampling
 from truedraw import engine as engine_module
 from truedraw.cache import CachedModel, TokenBuffer
-from truedraw.decode import ActiveSequence
 from truedraw.drafters import model as model_drafter
 from truedraw.drafters import ngram
 from truedraw.prove import engine_law
@@ -22,6 +21,7 @@ from truedraw.prove.mutants import Mutant, by_engine, by_engine_law, by_shaping
 from truedraw.prove.problems import cases
 from truedraw.randomness import Noise
 from truedraw.sampling import TargetRows, shape
+from truedraw.sequence import ActiveSequence
 from truedraw.text.stream import TextStream
 from truedraw.types import Probs, Proposal, Stats
 from truedraw.verify import token
