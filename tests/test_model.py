@@ -7,9 +7,23 @@ import pytest
 
 from truedraw.engine import Engine
 from truedraw.policy import FixedLength
+from truedraw.prove.watch import Watch
+from truedraw.registry import RULES
 from truedraw.types import SamplingParams
+from truedraw.verify import token
 
 pytestmark = pytest.mark.model
+
+
+@pytest.fixture(autouse=True)
+def acceptance_agrees(monkeypatch):
+    """In every run here with the token rule: accepted / tested against sum min(p, q), as a martingale.
+    Rejected below 1e-6 by Bernstein's bound, at any number of positions."""
+    watch = Watch(token.verify, directions=())
+    monkeypatch.setitem(RULES, "token", watch)
+    yield
+    assert watch.acceptance.safe_p_value > 1e-6
+
 
 CHAT = [{"role": "user", "content": "Copy this list: red, green, blue, red, green, blue, red. Then write it once more."}]
 PROMPTS = [
@@ -120,36 +134,3 @@ def test_where_rows_differ_a_greedy_text_turns_only_at_a_close_call():
             alone = engine._target.logits([(0, prefix)], [1])[0].logits[0].copy()
             best = np.sort(alone)[-2:]
             assert best[1] - best[0] <= 2 * np.abs(alone - several).max()
-
-
-@pytest.mark.long
-def test_the_token_rule_on_the_real_model_draws_from_p():
-    """Null: the second token of a step is drawn from p given the first. Score test on the residual
-    direction: g = w - E_p w with w = min(1, q/p) (ALGORITHMS 7.3), the fault "resample from p after
-    a rejection" being E g = Var w. About 1,500 decided tokens; z above 4.5 has probability 3.4e-6
-    under the null; that fault (Var w near 0.05 with these models) would give z near 8."""
-    from truedraw.sampling import shape
-
-    scores, variance = 0.0, 0.0
-    with Engine.load("smollm2", drafter="model", draft_model="smollm2:q4_0", draft_length=3, rule="token") as engine:
-        drafter_model = engine.drafter._model
-        for seed in range(12):
-            params = SamplingParams(max_tokens=128, ignore_eos=True, seed=seed)
-            request = engine.submit(PROMPTS[seed % 4], params)
-            list(engine.run(request))
-            tokens = np.array([*request.prompt, *request.results[0].tokens], dtype=np.int32)
-            count = len(request.results[0].tokens)
-            p_rows = engine._target.logits([(0, tokens[:-1])], [count])[0].logits
-            q_rows = drafter_model.logits([(0, tokens[:-1])], [count])[0].logits
-            for i, origin in enumerate(request.results[0].origins):
-                if origin in ("bonus", "plain"):
-                    continue
-                context = tokens[: len(request.prompt) + i]
-                p = shape(p_rows[i], params, context, len(request.prompt))
-                q = shape(q_rows[i], params, context, len(request.prompt))
-                w = np.minimum(1.0, np.divide(q, p, out=np.ones_like(p), where=p > 0))
-                mean = float((p * w).sum())
-                scores += w[tokens[len(request.prompt) + i]] - mean
-                variance += float((p * w * w).sum()) - mean**2
-    print(f"score z = {scores / np.sqrt(variance):.2f}, fault would give z near {np.sqrt(variance):.1f}")
-    assert abs(scores / np.sqrt(variance)) < 4.5 and np.sqrt(variance) > 6
