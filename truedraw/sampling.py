@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -266,20 +266,30 @@ def draw_draft(row: Probs, noise: StepNoise, index: int, *, coupled: bool) -> in
     return inverse_cdf(row, noise.uniform(Purpose.DRAFT, index))
 
 
-def shared_candidates(row: Probs, noise: RaceNoise, n: int) -> tuple[list[int], list[Probs]]:
-    """The first n tokens of the race over `row`, each the winner among those behind it, and the row that
-    it won. With the target's own noise the target's draw is likely to be one of them. Fewer tokens
-    come back where `row` has fewer."""
+def draw_distinct(row: Probs, draws: Iterable[Callable[[Probs], int]]) -> tuple[list[int], list[Probs]]:
+    """Distinct tokens, each by its own draw from what the tokens before it left of `row`, renormalised:
+    the tokens, and the row that each was drawn from.
+
+    row: (vocab,). Fewer tokens come back where `row` has fewer.
+    """
     tokens: list[int] = []
     rows: list[Probs] = []
     left = row
-    while len(tokens) < n and left.any():
+    for draw in draws:
+        if not left.any():
+            break
         left = left / left.sum()
-        tokens.append(race(left, noise))
+        tokens.append(draw(left))
         rows.append(left)
         left = left.copy()
         left[tokens[-1]] = 0.0
     return tokens, rows
+
+
+def shared_candidates(row: Probs, noise: RaceNoise, n: int) -> tuple[list[int], list[Probs]]:
+    """The first n of the race over `row`, as `draw_distinct`. With the target's own noise its draw is
+    likely to be among them."""
+    return draw_distinct(row, [lambda left: race(left, noise)] * n)
 
 
 def residual(p: Probs, q: Probs) -> Probs:

@@ -12,6 +12,7 @@ because each carries the row it was really drawn from, given the candidates befo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Literal
 
@@ -20,7 +21,7 @@ import numpy as np
 from truedraw.errors import InvalidParameter
 from truedraw.protocols import StepNoise
 from truedraw.randomness import Purpose
-from truedraw.sampling import TargetRows, inverse_cdf, residual
+from truedraw.sampling import TargetRows, draw_distinct, inverse_cdf, residual
 from truedraw.types import Probs, Proposal, Verdict
 from truedraw.verify import children, plain, probability, rows_for
 
@@ -70,18 +71,7 @@ def without_replacement(row: Probs, uniforms: Sequence[float]) -> tuple[list[int
     row       shape (vocab,), sums to 1
     uniforms  one for each candidate, in [0, 1); fewer tokens come back where `row` has fewer
     """
-    tokens: list[int] = []
-    rows: list[Probs] = []
-    left = row
-    for u in uniforms:
-        if not left.any():
-            break
-        left = left / left.sum()
-        tokens.append(inverse_cdf(left, u))
-        rows.append(left)
-        left = left.copy()
-        left[tokens[-1]] = 0.0
-    return tokens, rows
+    return draw_distinct(row, [partial(inverse_cdf, u=u) for u in uniforms])
 
 
 def greedy_draft(row: Probs, n: int, u: float) -> tuple[list[int], list[Probs]]:
