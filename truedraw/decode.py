@@ -160,7 +160,7 @@ def propose(
             raise ProposalError("the drafter proposed a tree, and this runner scores chains only")
         proposals[i] = _useful(proposal.cut(limits[i]), ready[i], target.runner.vocab_size)
     points = [i for i in asked if len(proposals[i]) and not proposals[i].q.sampled]
-    cuts = policy.cut([PointProposal(states[i], proposals[i].tokens) for i in points]) if points else []
+    cuts = policy.cut([PointProposal(states[i], proposals[i].tokens, proposals[i].survival) for i in points]) if points else []
     for i, length in zip(points, cuts, strict=True):
         proposals[i] = proposals[i].cut(_length(length))
     return proposals

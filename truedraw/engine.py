@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from truedraw import decode
+from truedraw import calibrate, decode, profile
 from truedraw.cache import CachedModel, TokenBuffer
 from truedraw.drafters.none import NoDrafter
 from truedraw.errors import IncompatibleModels, InvalidParameter, PromptError
-from truedraw.policy import FixedLength
+from truedraw.policy import Controller, FixedLength
 from truedraw.protocols import Constraint, Drafter, LengthPolicy, Outcome
 from truedraw.randomness import Noise, Source, philox
 from truedraw.registry import TREE_RULES, LoadOptions, Model, find_rule, load_model, make_drafter
@@ -127,14 +127,15 @@ class Engine:
         """Load models by name and put an engine together.
 
         model, draft_model  see registry.MODELS
-        drafter       auto (model if there is a draft model, else ngram; none where the target
+        drafter       auto (model if there is a draft model, else suffix; none where the target
                       cannot roll back), a name from registry.DRAFTERS, names joined by +, or a Drafter
-        draft_length  how many tokens to draft, or auto
+        draft_length  how many tokens to draft, or auto: as many as pay, by the profile of this machine,
+                      which is measured on first use
         The other options are those of registry.LoadOptions. Raises UsageError.
         """
         if draft_length != "auto" and (isinstance(draft_length, bool) or not isinstance(draft_length, int)):
             raise InvalidParameter("draft_length", draft_length, "an integer >= 0, or 'auto'")
-        policy = None if isinstance(draft_length, str) else FixedLength(draft_length)
+        policy: LengthPolicy | None = None if isinstance(draft_length, str) else FixedLength(draft_length)
         if drafter == "none" and draft_length not in ("auto", 0):
             raise InvalidParameter("draft_length", draft_length, "auto or 0 with the drafter none")
         if draft_model is not None and not isinstance(drafter, str):
@@ -149,11 +150,13 @@ class Engine:
                 window = replace(options, context=target.runner.max_length, clip_context=True)
                 draft = load_model(draft_model, window, on_progress)
             if drafter == "auto":
-                drafter = "none" if not target.runner.can_rollback else "ngram" if draft is None else "model"
+                drafter = "none" if not target.runner.can_rollback else "suffix" if draft is None else "model"
             if isinstance(drafter, str):
                 if draft is not None and not {"model", "tree"} & set(drafter.split("+")):
                     raise InvalidParameter("drafter", drafter, "auto, model or tree when a draft model is given")
                 drafter = make_drafter(drafter, target, draft)
+            if policy is None and target.runner.identity and not isinstance(drafter, NoDrafter):
+                policy = Controller(_profile(target, on_progress), draws=drafter.samples)
             return cls(target, drafter, policy, rule=rule, allow_lossy=allow_lossy)
         except BaseException:
             target.runner.close()
@@ -443,6 +446,18 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _profile(target: Model, on_progress: Callable[[str], None] | None) -> profile.Profile:
+    """The stored profile, or a new one, measured in about three seconds."""
+    say = on_progress or (lambda message: None)
+    known, notice = profile.load(target.runner.identity)
+    if known is not None:
+        return known
+    say(notice or f"measuring what passes of {target.name} cost here, once")
+    known = calibrate.quick(target.runner)
+    profile.store(known)
+    return known
 
 
 def _unstarted(request: Request, choice: int, reason: FinishReason) -> Result:

@@ -91,6 +91,8 @@ class ModelRunner(Protocol):
     can_rollback     rollback to any length works; without it only to 0
     can_score_trees  chunks may carry parents
     hidden_layers    the layer names that a chunk may ask for
+    identity         what the cost of a pass depends on (file, library, threads, cache, processor), by name;
+                     empty: passes are not worth measuring
     """
 
     vocab_size: int
@@ -101,6 +103,7 @@ class ModelRunner(Protocol):
     can_rollback: bool
     can_score_trees: bool
     hidden_layers: tuple[str, ...]
+    identity: Mapping[str, str]
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Rows]:
         """Append each chunk's tokens to its slot in ONE pass; at most one chunk per slot.
@@ -197,6 +200,7 @@ class SequenceState:
     num_left    tokens that may still be emitted
     rule        the rule that verifies it
     proposed, accepted  over the steps so far
+    proposed_by_depth, accepted_by_depth  the same by depth
     """
 
     sequence: int
@@ -206,14 +210,20 @@ class SequenceState:
     rule: str
     proposed: int
     accepted: int
+    proposed_by_depth: tuple[int, ...] = ()
+    accepted_by_depth: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PointProposal:
-    """A proposal of point masses, of which a policy may verify any prefix."""
+    """A proposal of point masses, of which a policy may verify any prefix.
+
+    survival  the drafter's own estimate for each token that it and all before it are accepted; None: it has none
+    """
 
     state: SequenceState
     tokens: tuple[int, ...]
+    survival: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ LOSSY_RULES: dict[str, Callable[..., Rule]] = {
 }
 """Factories of the rules that change the law; their numbers follow the name, as in lenience:0.5."""
 
-DRAFTERS = ("none", "ngram", "model", "random", "tree")
+DRAFTERS = ("none", "suffix", "ngram", "model", "tree", "random")
 MODELS = "a path to a GGUF file, smollm2[:f32|bf16|q8_0|q4_0], hub:ORG/REPO[:FILE] or toy"
 
 
@@ -115,6 +115,10 @@ def make_drafter(name: str, target: Model, draft: Model | None) -> Drafter:
             from truedraw.drafters.none import NoDrafter
 
             return NoDrafter()
+        case "suffix":
+            from truedraw.drafters.suffix import SuffixDrafter
+
+            return SuffixDrafter()
         case "ngram":
             from truedraw.drafters.ngram import NGramDrafter
 
@@ -127,7 +131,9 @@ def make_drafter(name: str, target: Model, draft: Model | None) -> Drafter:
             from truedraw.drafters.model import ModelDrafter, check_same_vocabulary
 
             if draft is None:
-                raise InvalidParameter("drafter", name, "ngram, random or none without a draft model (--draft-model names one)")
+                raise InvalidParameter(
+                    "drafter", name, "suffix, ngram, random or none without a draft model (--draft-model names one)"
+                )
             check_same_vocabulary(target.tokenizer, draft.tokenizer)
             return ModelDrafter(draft.runner, target.runner.vocab_size, width=2 if name == "tree" else 1)
     raise InvalidParameter("drafter", name, f"auto, {', '.join(DRAFTERS)}, or several of them joined by +")

@@ -258,6 +258,7 @@ class Proposal:
     tokens   an empty proposal is an ordinary value: the step is plain decoding
     q        the very rows the tokens were drawn from, or point masses
     parents  for a tree, the index of each token's parent, -1 for the root; None: a chain
+    survival of point masses, the drafter's estimate that a token and all before it are accepted; None: it has none
 
     A token outside the target's vocabulary is legal and always rejected. Raises ProposalError if
     a token has q = 0 in its own row (it cannot have been drawn from it), or if parents do not
@@ -267,6 +268,7 @@ class Proposal:
     tokens: tuple[int, ...] = ()
     q: DraftLaw = PointMass()
     parents: tuple[int, ...] | None = None
+    survival: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", tuple(int(token) for token in self.tokens))
@@ -276,6 +278,8 @@ class Proposal:
         for index, token in enumerate(self.tokens):
             if not self.q.prob(index, token) > 0:
                 raise ProposalError(f"draft token {token} at index {index} has q = 0 in the row it is said to be drawn from")
+        if self.survival is not None and len(self.survival) != len(self.tokens):
+            raise ProposalError(f"{len(self.tokens)} draft tokens and {len(self.survival)} estimates of their survival")
         if self.parents is not None:
             if len(self.parents) != len(self.tokens):
                 raise ProposalError(f"{len(self.tokens)} draft tokens and {len(self.parents)} parents")
@@ -313,7 +317,8 @@ class Proposal:
         """The tokens at ascending `indices`, which must hold the parent of each."""
         places = {-1: -1, **{index: place for place, index in enumerate(indices)}}
         parents = None if self.parents is None else tuple(places[self.parents[index]] for index in indices)
-        return Proposal(tuple(self.tokens[index] for index in indices), self.q.select(indices), parents)
+        survival = None if self.survival is None else tuple(self.survival[index] for index in indices)
+        return Proposal(tuple(self.tokens[index] for index in indices), self.q.select(indices), parents, survival)
 
 
 @dataclass(frozen=True, slots=True)

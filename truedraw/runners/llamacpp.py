@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import os
+import platform
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,7 @@ class LlamaCppRunner:
         kv_unified: bool = True,
         clip_context: bool = False,
     ) -> None:
+        self.identity: Mapping[str, str] = _identity(path, threads, threads_small, kv_type, kv_unified, num_slots)
         self._model: Any = None
         self._context: Any = None
         self._on_close: list[Callable[[], None]] = []
@@ -208,6 +211,36 @@ class LlamaCppRunner:
         if self._model:
             llama.llama_model_free(self._model)
         self._context = self._model = None
+
+
+def _identity(
+    path: Path, threads: int | None, threads_small: int | None, kv_type: str, kv_unified: bool, num_slots: int
+) -> dict[str, str]:
+    """What the cost of a pass depends on. A file is known by its first 64 KiB, its size and its time."""
+    try:
+        with path.open("rb") as file:
+            header = hashlib.sha256(file.read(1 << 16)).hexdigest()[:16]
+        stat = path.stat()
+        of_file = f"{path.name} {header} {stat.st_size} {stat.st_mtime_ns}"
+    except OSError:
+        of_file = path.name  # loading it says what is wrong
+    return {
+        "file": of_file,
+        "library": f"llama-cpp-python {llama.__version__}",
+        "threads": f"{threads or 'all'} {threads_small or 'same'} of {os.cpu_count()}",
+        "kv": f"{kv_type} {'unified' if kv_unified else 'streams'} {num_slots}",
+        "flash_attention": "auto",
+        "processor": _processor(),
+    }
+
+
+@functools.cache
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def _view(pointer: Any, rows: int, columns: int) -> Any:

@@ -6,7 +6,8 @@ the authors do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ class ToyRunner:
 
     can_score_trees = True
     hidden_layers: tuple[str, ...] = ("final",)
+    identity: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,

@@ -1,0 +1,196 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from truedraw import calibrate, profile
+from truedraw.errors import InvalidParameter
+from truedraw.policy import Controller, FixedLength, PassCosts
+from truedraw.profile import CostPoint, Profile
+from truedraw.protocols import PointProposal, SequenceState, StepTiming
+from truedraw.runners.toy import ToyRunner, hashed
+
+Q8 = {1: 8, 2: 16, 4: 23, 8: 29, 16: 44, 32: 76}  # milliseconds, DESIGN.md 5
+BF16 = {1: 10, 2: 15, 4: 19, 8: 24, 16: 35, 32: 58}
+
+
+def curve(milliseconds, key="test"):
+    return Profile(tuple(CostPoint(size, 0, 1, ms / 1000) for size, ms in milliseconds.items()), {"file": key})
+
+
+def state(sequence=0, **counts):
+    defaults = {"length": 50, "num_emitted": 10, "num_left": 100, "rule": "coupled", "proposed": 0, "accepted": 0}
+    return SequenceState(sequence, **{**defaults, **counts})
+
+
+def proposal(survival, sequence=0):
+    return PointProposal(state(sequence), tuple(range(len(survival))), tuple(survival))
+
+
+def rates(milliseconds, survival):
+    """Tokens per second of every length, by hand."""
+    table = np.interp(np.arange(33), list(milliseconds), list(milliseconds.values()))
+    return [(1 + sum(survival[:k])) / table[1 + k] for k in range(32)]
+
+
+# ---------------------------------------------------------------- the whole curve
+
+
+def test_q8_with_long_survival_drafts_where_one_step_look_ahead_stops_at_none():
+    """ALGORITHMS 2.4: q8_0 with S_k = .97^k: the rule that adds drafts while each pays gives 1.00x, the
+    best length 2.34x. The controller finds it within a few steps of learning its own rate."""
+    survival = [0.97 ** (i + 1) for i in range(31)]
+    policy = Controller(curve(Q8))
+    best = int(np.argmax(rates(Q8, survival)))
+    for _ in range(200):
+        (k,) = policy.cut([proposal(survival)])
+        seconds = policy.costs.table(32, 0, 1)[1 + k]
+        policy.observe(timing(1 + k, seconds, emitted=1 + sum(survival[:k])))
+    assert abs(k - best) <= 2 and rates(Q8, survival)[k] / rates(Q8, survival)[0] > 2.3
+
+
+def timing(size, seconds, emitted, states=None, draft=0.0):
+    return StepTiming(size, draft, seconds, 0.0, states or (state(),), (size - 1,), (emitted - 1,))
+
+
+def test_nothing_is_drafted_where_nothing_pays():
+    for milliseconds in (Q8, BF16):
+        assert Controller(curve(milliseconds)).cut([proposal([0.2, 0.05, 0.01])]) == [0]
+    steep = {size: 10 * size for size in (1, 2, 4, 8, 16, 32)}
+    assert Controller(curve(steep)).cut([proposal([0.9] * 8)]) == [0]
+
+
+def test_flat_costs_draft_everything():
+    assert Controller(curve(dict.fromkeys((1, 2, 4, 8, 16, 32), 10))).cut([proposal([0.5**i for i in range(1, 9)])]) == [8]
+
+
+def test_a_batch_shares_one_pass_and_the_better_drafts_go_first():
+    policy = Controller(curve(BF16))
+    good, bad = [0.95**i for i in range(1, 16)], [0.3**i for i in range(1, 16)]
+    lengths = policy.cut([proposal(good, 0), proposal(bad, 1)])
+    assert lengths[0] > 5 and lengths[1] <= 1
+    assert policy.cut([]) == [] and policy.cut([proposal([], 0)]) == [0]
+
+
+def test_every_batch_is_cut_at_the_best_number_of_drafts_for_all():
+    """Against all pairs of lengths, at the plain rate."""
+    generator = np.random.default_rng(0)
+    table = np.interp(np.arange(64), list(BF16), list(BF16.values())) / 1000
+    for _ in range(40):
+        each = [np.cumprod(generator.uniform(0.3, 1.0, size=6)) for _ in range(2)]
+        chosen = Controller(curve(BF16)).cut([proposal(each[0], 0), proposal(each[1], 1)])
+
+        def value(k, each=each):
+            return sum(each[i][: k[i]].sum() for i in range(2)) - (2 / table[2]) * (table[2 + sum(k)] - table[2])
+
+        assert value(chosen) == pytest.approx(max(value((a, b)) for a in range(7) for b in range(7)), abs=1e-12)
+
+
+# ---------------------------------------------------------------- learning
+
+
+def test_costs_follow_the_passes_that_were_made():
+    costs = PassCosts(curve(Q8))
+    for _ in range(100):
+        costs.observe(8, 50, 1, 0.058)  # twice what the profile says
+    table = costs.table(32, 50, 1)
+    assert table[8] == pytest.approx(0.058, rel=0.01) and table[1] == pytest.approx(0.016, rel=0.01)
+    for _ in range(100):
+        costs.observe(1, 50, 1, 0.008)
+    assert costs.table(32, 50, 1)[1] == pytest.approx(0.008, rel=0.01)
+    before = costs.table(32, 50, 1)[8]
+    costs.observe(8, 50, 1, 5.0)  # one pass beside another program
+    assert costs.table(32, 50, 1)[8] < 1.05 * before
+
+
+def test_drawn_drafts_are_chosen_by_the_acceptance_seen():
+    policy = Controller(curve(BF16), draws=True)
+    accepted = state(proposed=300, accepted=270, proposed_by_depth=(100, 100, 100), accepted_by_depth=(95, 90, 85))
+    refused = state(1, proposed=300, accepted=6, proposed_by_depth=(100, 100, 100), accepted_by_depth=(5, 1, 0))
+    assert policy.limits([accepted])[0] >= 3
+    assert policy.limits([refused]) == [0]
+
+
+def test_a_sequence_that_was_refused_is_probed_at_the_stated_share():
+    policy = Controller(curve(BF16), draws=True, probe_every=20)
+    refused = state(proposed=300, accepted=6, proposed_by_depth=(100, 100, 100), accepted_by_depth=(5, 1, 0))
+    asked = [policy.limits([refused])[0] for _ in range(210)]
+    assert sum(asked) == 10 and max(asked) == 1
+
+
+def test_drafting_time_counts():
+    policy = Controller(curve(BF16), draws=True)
+    seen = state(proposed=300, accepted=240, proposed_by_depth=(100, 100, 100), accepted_by_depth=(85, 80, 75))
+    free = policy.limits([seen])[0]
+    for _ in range(50):
+        policy.observe(StepTiming(4, 0.060, 0.019, 0.0, (seen,), (3,), (2,)))
+    assert policy.limits([seen])[0] < free
+
+
+# ---------------------------------------------------------------- profiles
+
+
+def test_curves_are_interpolated_by_size_and_cached_length():
+    points = [CostPoint(1, 0, 1, 0.01), CostPoint(4, 0, 1, 0.04), CostPoint(1, 100, 1, 0.02), CostPoint(4, 100, 1, 0.05)]
+    costs = Profile(tuple(points), {})
+    assert costs.curve(0).table(6).tolist() == pytest.approx([0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06])
+    assert costs.curve(50).table(1)[1] == pytest.approx(0.015) and costs.curve(1000).table(4)[4] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [(), (CostPoint(2, 0, 1, 0.1),), (CostPoint(1, 0, 1, 0.0),), (CostPoint(1, 0, 1, math.nan),), (CostPoint(1, -1, 1, 1.0),)],
+)
+def test_profiles_that_are_none_are_refused(points):
+    with pytest.raises(InvalidParameter, match="profile"):
+        Profile(points, {})
+
+
+def test_a_stored_profile_comes_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept = curve(Q8)
+    assert profile.load(kept.key) == (None, None)
+    profile.store(kept)
+    assert profile.load(kept.key) == (kept, None)
+    assert profile.load({"file": "other"}) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"format": 1}', '{"format": 0, "key": {"file": "test"}, "points": []}',
+                '{"format": 1, "key": {"file": "test"}, "points": [{"size": 1}]}', "\x00"]
+)  # fmt: skip
+def test_a_damaged_or_stale_profile_is_told_in_one_line(tmp_path, monkeypatch, content):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    profile.store(curve(Q8))
+    (path,) = profile.folder().iterdir()
+    path.write_text(content)
+    known, notice = profile.load(curve(Q8).key)
+    assert known is None and "measuring again" in notice and "\n" not in notice
+
+
+def test_a_directory_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    profile.store(curve(Q8))
+    assert profile.load(curve(Q8).key)[0] is None
+
+
+def test_the_quick_profile_measures_sizes_behind_two_lengths_and_leaves_the_slot_empty():
+    runner = ToyRunner(hashed(9), 9, max_length=1024)
+    now = iter(np.cumsum(np.full(10_000, 0.01)))
+    told = calibrate.quick(runner, clock=lambda: float(next(now)))
+    assert {point.size for point in told.points} == set(calibrate.QUICK_SIZES) and {point.cached for point in told.points} == {
+        16,
+        512,
+    }
+    assert all(point.seconds == pytest.approx(0.01) for point in told.points)
+    assert runner._cells == [[]]
+    small = calibrate.quick(ToyRunner(hashed(9), 9, max_length=20))
+    assert {point.cached for point in small.points} == {0} and max(point.size for point in small.points) <= 20
+
+
+def test_fixed_lengths():
+    assert FixedLength(3).limits([state(), state(1)]) == [3, 3]
+    assert json.dumps(FixedLength(0).cut([proposal([0.5])])) == "[1]"

@@ -1,0 +1,193 @@
+"""Copies from prompt and output by a suffix automaton (Blumer et al. 1985; for drafting Hu et al. 2024,
+SAM decoding, arXiv 2411.10666): the longest suffix of the text that came up before, in amortised
+constant time per token, and what followed it there.
+
+How likely a copy is to be accepted depends on how long the match is, on how often its continuation was
+seen to differ, and on how copies of this text fared so far. Every emitted token scores the copy that
+would have been proposed for it, proposed or not: nothing is spent on exploring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from truedraw.errors import InvalidParameter
+from truedraw.protocols import Drafter, DraftRequest, Outcome
+from truedraw.types import PointMass, Proposal
+
+
+class SuffixAutomaton:
+    """All substrings of a growing text, each state a set of end positions.
+
+    match_length  of the longest suffix of the text that also ends earlier
+    match_end     where it ended when the walk last met it: its continuation is text[match_end:]
+    unanimous     no other token ever followed it
+    """
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+        self._next: list[dict[int, int]] = [{}]
+        self._link = [-1]
+        self._length = [0]
+        self._end = [0]
+        self._last = 0
+        self._current = 0
+        self.match_length = 0
+        self.match_end = 0
+
+    def extend(self, token: int) -> None:
+        """Append a token: first the match moves on in the text as it stood, then the automaton grows."""
+        while self._current and token not in self._next[self._current]:
+            self._current = self._link[self._current]
+            self.match_length = self._length[self._current]
+        if token in self._next[self._current]:
+            self._current = self._next[self._current][token]
+            self.match_length += 1
+        else:
+            self.match_length = 0
+        self._grow(token)
+        self.match_end = self._end[self._current]
+        self._end[self._current] = len(self.text)
+
+    @property
+    def unanimous(self) -> bool:
+        return len(self._next[self._current]) <= 1
+
+    def predicted(self) -> int | None:
+        """The token that followed the match; None without one."""
+        return self.text[self.match_end] if self.match_length and self.match_end < len(self.text) else None
+
+    def copy(self, count: int) -> list[int]:
+        """Up to `count` tokens that followed the match. Where the earlier occurrence reaches up to the end
+        itself, the text repeats with that period, and so does the copy."""
+        if not self.match_length or self.match_end >= len(self.text):
+            return []
+        period = len(self.text) - self.match_end
+        return [self.text[self.match_end + i % period] for i in range(count)]
+
+    def _grow(self, token: int) -> None:
+        self.text.append(token)
+        state = self._new(self._length[self._last] + 1, len(self.text))
+        p = self._last
+        while p >= 0 and token not in self._next[p]:
+            self._next[p][token] = state
+            p = self._link[p]
+        if p >= 0:
+            q = self._next[p][token]
+            self._link[state] = q if self._length[q] == self._length[p] + 1 else self._split(p, q, token)
+        self._last = state
+
+    def _split(self, p: int, q: int, token: int) -> int:
+        """The shorter strings of state q, which from now on end in more places, get a state of their own."""
+        clone = self._new(self._length[p] + 1, self._end[q])
+        self._next[clone] = dict(self._next[q])
+        self._link[clone] = self._link[q]
+        self._link[q] = clone
+        if self._current == q and self.match_length <= self._length[clone]:
+            self._current = clone
+        while p >= 0 and self._next[p].get(token) == q:
+            self._next[p][token] = clone
+            p = self._link[p]
+        return clone
+
+    def _new(self, length: int, end: int) -> int:
+        self._next.append({})
+        self._link.append(0)
+        self._length.append(length)
+        self._end.append(end)
+        return len(self._next) - 1
+
+
+# ---------------------------------------------------------------- how likely a copy is right
+
+BUCKETS = (1, 2, 3, 4, 6, 9, 14, 22, 40)
+"""Match lengths from which on the next row of PRIORS holds."""
+
+PRIORS: tuple[tuple[float, float], ...] = (
+    (0.06, 0.10),
+    (0.14, 0.24),
+    (0.22, 0.36),
+    (0.30, 0.48),
+    (0.42, 0.60),
+    (0.55, 0.72),
+    (0.68, 0.84),
+    (0.78, 0.92),
+    (0.86, 0.96),
+)
+"""P(the continuation of a match is the next token), by match length: where other continuations were
+seen, and where there was one only. Fitted by benchmarks/fit_priors.py."""
+
+PRIOR_WEIGHT = 6.0
+"""Tokens of a request that weigh as much as the prior."""
+
+_FORGET = 0.98
+
+
+def bucket(match_length: int) -> int:
+    """The row of PRIORS for a match of this length, which is at least 1."""
+    return sum(match_length >= start for start in BUCKETS) - 1
+
+
+class _Text:
+    """The text of one sequence, and how its copies fared."""
+
+    def __init__(self, prompt_length: int) -> None:
+        self.automaton = SuffixAutomaton()
+        self._prompt_length = prompt_length
+        self._hits = [[0.0, 0.0] for _ in BUCKETS]
+        self._tries = [[0.0, 0.0] for _ in BUCKETS]
+
+    def follow(self, tokens: Iterable[int]) -> None:
+        """Take in emitted tokens; each scores the copy that stood for it."""
+        automaton = self.automaton
+        for token in tokens:
+            predicted = automaton.predicted()
+            if predicted is not None and len(automaton.text) > self._prompt_length:
+                row, alone = bucket(automaton.match_length), automaton.unanimous
+                self._hits[row][alone] = _FORGET * self._hits[row][alone] + (predicted == token)
+                self._tries[row][alone] = _FORGET * self._tries[row][alone] + 1
+            automaton.extend(token)
+
+    def probability(self, match_length: int) -> float:
+        """That the next token of a match of this length is right, given this request's history."""
+        row, alone = bucket(match_length), self.automaton.unanimous
+        return (self._hits[row][alone] + PRIOR_WEIGHT * PRIORS[row][alone]) / (self._tries[row][alone] + PRIOR_WEIGHT)
+
+    def survival(self, count: int) -> tuple[float, ...]:
+        """For each of `count` copied tokens: that it and all before it are right. A copy that has been right
+        so far is a longer match."""
+        alive, survival = 1.0, []
+        for i in range(count):
+            alive *= self.probability(self.automaton.match_length + i)
+            survival.append(alive)
+        return tuple(survival)
+
+
+class SuffixDrafter(Drafter):
+    """Copies what followed the longest earlier occurrence of the end of the text, as point masses, with
+    an estimate of each token's survival for the policy to decide by.
+
+    min_match  shorter matches propose nothing
+    """
+
+    def __init__(self, min_match: int = 1) -> None:
+        if isinstance(min_match, bool) or not isinstance(min_match, int) or min_match < 1:
+            raise InvalidParameter("min_match", min_match, "an integer >= 1")
+        self.min_match = min_match
+        self._texts: dict[int, _Text] = {}
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        return [self._propose(request) for request in requests]
+
+    def _propose(self, request: DraftRequest) -> Proposal:
+        text = self._texts.setdefault(request.sequence, _Text(request.prompt_length))
+        text.follow(request.context[len(text.automaton.text) :].tolist())
+        if text.automaton.match_length < self.min_match:
+            return Proposal()
+        tokens = text.automaton.copy(request.max_draft)
+        return Proposal(tuple(tokens), PointMass(), survival=text.survival(len(tokens)))
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.finished:
+                self._texts.pop(outcome.sequence, None)

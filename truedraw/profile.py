@@ -1,0 +1,133 @@
+"""What a pass costs on this machine: a value, and where it is kept between runs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from truedraw.errors import InvalidParameter
+
+FORMAT = 1
+"""Of the stored file: another number is measured again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostPoint:
+    """Seconds of one target pass of `size` tokens, behind `cached` tokens in each of `sequences` slots."""
+
+    size: int
+    cached: int
+    sequences: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A cost curve.
+
+    points  at least pass size 1; several cached lengths and numbers of sequences where they were measured
+    key     what it was measured on, by name: model file, library, threads, KV type, processor
+    """
+
+    points: tuple[CostPoint, ...]
+    key: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if not any(point.size == 1 for point in self.points):
+            raise InvalidParameter("profile", [point.size for point in self.points], "pass sizes that begin with 1")
+        for point in self.points:
+            if not (point.size >= 1 and point.cached >= 0 and point.sequences >= 1 and 0 < point.seconds < math.inf):
+                raise InvalidParameter("profile point", point, "a size >= 1 and positive, finite seconds")
+
+    @property
+    def largest(self) -> int:
+        return max(point.size for point in self.points)
+
+    def curve(self, cached: int = 0, sequences: int = 1) -> Curve:
+        """Seconds by pass size at that cached length, interpolated between the lengths that were measured."""
+        counts = sorted({point.sequences for point in self.points})
+        nearest = min(counts, key=lambda count: abs(count - sequences))
+        chosen = [point for point in self.points if point.sequences == nearest]
+        sizes = sorted({point.size for point in chosen})
+        seconds = [_at_length([point for point in chosen if point.size == size], cached) for size in sizes]
+        return Curve(tuple(sizes), tuple(seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds of a pass by its size, linear between the sizes measured and beyond the last."""
+
+    sizes: tuple[int, ...]
+    measured: tuple[float, ...]
+
+    def table(self, up_to: int) -> np.ndarray:
+        """Seconds of passes of 0 .. up_to tokens, shape (up_to + 1,); a pass of none costs nothing."""
+        wanted = np.arange(up_to + 1)
+        table = np.interp(wanted, self.sizes, self.measured)
+        if up_to > self.sizes[-1] and len(self.sizes) > 1:
+            slope = (self.measured[-1] - self.measured[-2]) / (self.sizes[-1] - self.sizes[-2])
+            beyond = wanted > self.sizes[-1]
+            table[beyond] = self.measured[-1] + max(slope, 0.0) * (wanted[beyond] - self.sizes[-1])
+        table[0] = 0.0
+        return table
+
+
+def _at_length(points: Sequence[CostPoint], cached: int) -> float:
+    ordered = sorted(points, key=lambda point: point.cached)
+    return float(np.interp(cached, [point.cached for point in ordered], [point.seconds for point in ordered]))
+
+
+# ---------------------------------------------------------------- where it is kept
+
+
+def folder() -> Path:
+    """The user's cache directory for profiles."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "truedraw" / "profiles"
+
+
+def load(key: Mapping[str, str]) -> tuple[Profile | None, str | None]:
+    """The stored profile of this key, and one line where a stored one could not be used.
+
+    A file that is missing is no news. Never raises.
+    """
+    path = folder() / _name(key)
+    try:
+        stored = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None, None
+    except (OSError, ValueError) as error:
+        return None, f"the stored profile {path.name} cannot be read ({type(error).__name__}): measuring again"
+    try:
+        if stored["format"] != FORMAT or dict(stored["key"]) != dict(key):
+            return None, f"the stored profile {path.name} is of another version or machine: measuring again"
+        return Profile(tuple(CostPoint(**point) for point in stored["points"]), dict(stored["key"])), None
+    except (KeyError, TypeError, ValueError) as error:
+        return None, f"the stored profile {path.name} is damaged ({type(error).__name__}): measuring again"
+
+
+def store(profile: Profile) -> None:
+    """Keep it for the next run. A directory that cannot be written to is no error: then it is measured again."""
+    path = folder() / _name(profile.key)
+    content = {"format": FORMAT, "key": dict(profile.key), "points": [asdict(point) for point in profile.points]}
+    temporary = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(content))
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _name(key: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
+    return f"{digest[:24]}.json"
