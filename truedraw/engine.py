@@ -23,6 +23,7 @@ from truedraw.protocols import Constraint, Drafter, LengthPolicy, Outcome
 from truedraw.randomness import Noise, Source, philox
 from truedraw.registry import TREE_RULES, LoadOptions, Model, find_rule, load_model, make_drafter
 from truedraw.sequence import ActiveSequence
+from truedraw.strict import load as strict_load
 from truedraw.text.prompt import Prompt, encode_prompt
 from truedraw.text.stream import TextStream
 from truedraw.types import FinishReason, Proposal, Result, SamplingParams, Stats, Step, StopRule
@@ -122,6 +123,7 @@ class Engine:
         threads_small: int | None = None,
         kv_type: str = "f16",
         kv_unified: bool = True,
+        strict: bool = False,
         on_progress: Callable[[str], None] | None = None,
     ) -> Engine:
         """Load models by name and put an engine together.
@@ -131,6 +133,7 @@ class Engine:
                       cannot roll back), a name from registry.DRAFTERS, names joined by +, or a Drafter
         draft_length  how many tokens to draft, or auto: as many as pay, by the profile of this machine,
                       which is measured on first use
+        strict        only where rows are bit-identical whatever the pass (strict.py): checked, and priced
         The other options are those of registry.LoadOptions. Raises UsageError.
         """
         if draft_length != "auto" and (isinstance(draft_length, bool) or not isinstance(draft_length, int)):
@@ -143,7 +146,11 @@ class Engine:
         if rule != "auto":
             find_rule(rule, allow_lossy=allow_lossy)
         options = LoadOptions(context, slots, threads, threads_small, kv_type, kv_unified)
-        target = load_model(model, options, on_progress)
+        target = (
+            strict_load(model, options, on_progress or (lambda message: None))
+            if strict
+            else load_model(model, options, on_progress)
+        )
         draft: Model | None = None
         try:
             if draft_model is not None:

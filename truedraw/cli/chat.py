@@ -36,6 +36,7 @@ def chat(
     context: opt.Context = None,
     threads: opt.Threads = None,
     kv_type: opt.KvType = "f16",
+    strict: opt.Strict = False,
 ) -> int:
     """Talk to a model. /reset starts anew, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
     params = opt.Sampling(
@@ -53,6 +54,7 @@ def chat(
         slots=1,
         threads=threads,
         kv_type=kv_type,
+        strict=strict,
     ) as engine:
         if engine.model.tokenizer.chat_template is None:
             raise UsageError(f"{engine.model.name} has no chat template: use truedraw generate --raw")

@@ -12,10 +12,12 @@ from typing import Any
 
 import typer
 
+from truedraw.cli.bench import bench
 from truedraw.cli.chat import chat
 from truedraw.cli.explain import explain
 from truedraw.cli.generate import generate
 from truedraw.cli.plan import plan
+from truedraw.cli.profile import profile
 from truedraw.cli.prove import prove
 from truedraw.errors import TruedrawError, UsageError
 
@@ -34,6 +36,8 @@ app.command()(chat)
 app.command()(prove)
 app.command()(explain)
 app.command()(plan)
+app.command()(bench)
+app.command()(profile)
 
 
 def main() -> None:

@@ -25,6 +25,9 @@ ModelName = Annotated[str, _option(_LOADING, f"{MODELS}.", "--model", "-m")]
 Context = Annotated[int | None, _option(_LOADING, "Tokens that a slot holds; default: the trained length, 4096 at most.")]
 Slots = Annotated[int | None, _option(_LOADING, "Sequences at a time; default: as many as choices.")]
 Threads = Annotated[int | None, _option(_LOADING, "Default: all cores.")]
+Strict = Annotated[
+    bool, _option(_LOADING, "Only with rows that are bit-identical for every pass; told at what price.", "--strict")
+]
 KvType = Annotated[str, _option(_LOADING, "KV cache: f16, bf16, f32 or q8_0.")]
 
 DraftModel = Annotated[str | None, _option(_SPECULATION, "A smaller model with the same vocabulary.")]
@@ -121,6 +124,7 @@ def load_engine(
     slots: int,
     threads: int | None,
     kv_type: str,
+    strict: bool = False,
 ) -> Engine:
     """Engine.load, with what takes seconds shown on standard error."""
     from truedraw.cli.output import Progress
@@ -142,6 +146,7 @@ def load_engine(
             slots=slots,
             threads=threads,
             kv_type=kv_type,
+            strict=strict,
             on_progress=progress.say,
         )
 
