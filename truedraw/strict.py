@@ -39,8 +39,8 @@ def load(spec: str, options: LoadOptions, say: Callable[[str], None]) -> Model:
         worst = max(told, key=lambda one: one.max_tv)
         if any(one.name != "a" for one in told):
             raise IncompatibleModels(
-                f"no configuration of {spec} has bit-identical rows here: passes of {worst.size} differ from single tokens by a TV "
-                f"of {worst.mean_tv:.2%} in the mean and {worst.max_tv:.2%} at most; take q8_0 or q4_0 weights, or leave --strict out"
+                f"no configuration of {spec} has bit-identical rows here: passes of {worst.size} tokens differ from single ones by "
+                f"a TV of {worst.mean_tv:.2%} in the mean, {worst.max_tv:.2%} at most; take q8_0 or q4_0 weights, or no --strict"
             )
         say(_price(spec, options, model, cached, say))
     except BaseException:
@@ -56,7 +56,8 @@ def _price(spec: str, options: LoadOptions, model: Model, cached: int, say: Call
         (theirs,) = calibrate.measure(fastest.runner, (1,), cached, 1, seconds=0.5)
     finally:
         fastest.runner.close()
+    ratio = ours.seconds / theirs.seconds
     return (
-        f"strict: rows are bit-identical for passes of {SIZES[0]} to {SIZES[-1]} tokens; a plain pass behind {cached} tokens takes "
-        f"{1000 * ours.seconds:.1f} ms, {ours.seconds / theirs.seconds:.2f} times the fastest ({1000 * theirs.seconds:.1f} ms)"
+        f"strict: rows are bit-identical for passes of {SIZES[0]} to {SIZES[-1]} tokens; a plain pass behind {cached} tokens "
+        f"takes {1000 * ours.seconds:.1f} ms, {ratio:.2f} times the fastest ({1000 * theirs.seconds:.1f} ms)"
     )
