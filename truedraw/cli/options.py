@@ -32,7 +32,8 @@ KvType = Annotated[str, _option(_LOADING, "KV cache: f16, bf16, f32 or q8_0.")]
 
 DraftModel = Annotated[str | None, _option(_SPECULATION, "A smaller model with the same vocabulary.")]
 DrafterName = Annotated[
-    str, _option(_SPECULATION, "auto, none, ngram, model, tree (two candidates; toy model) or random; several joined by +.")
+    str,
+    _option(_SPECULATION, "auto, none, suffix, ngram, model, tree (two candidates; toy model) or random; several joined by +."),
 ]
 DraftLength = Annotated[str, _option(_SPECULATION, "Tokens to draft per step, or auto.")]
 RuleName = Annotated[
