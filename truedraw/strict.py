@@ -39,8 +39,8 @@ def load(spec: str, options: LoadOptions, say: Callable[[str], None]) -> Model:
         worst = max(told, key=lambda one: one.max_tv)
         if any(one.name != "a" for one in told):
             raise IncompatibleModels(
-                f"no configuration of {spec} has bit-identical rows here: passes of {worst.size} tokens differ from single "
-                f"ones by a TV of {worst.mean_tv:.2%}, at most {worst.max_tv:.2%}; take q8_0 or q4_0 weights, or leave --strict out"
+                f"no configuration of {spec} has bit-identical rows here: passes of {worst.size} tokens differ from single ones "
+                f"by a TV of {worst.mean_tv:.2%}, at most {worst.max_tv:.2%}: take q8_0 or q4_0 weights, or no --strict"
             )
         say(_price(spec, options, model, cached, say))
     except BaseException:
