@@ -21,22 +21,21 @@ from truedraw.drafters.suffix import BUCKETS, SuffixAutomaton, bucket
 
 def main() -> None:
     models = sys.argv[1:] or ["smollm2", "smollm2:q4_0", "smollm2:bf16"]
-    hits, tries = np.zeros((len(BUCKETS), 2)), np.zeros((len(BUCKETS), 2))
+    hits, tries = np.zeros((2, len(BUCKETS), 2)), np.zeros((2, len(BUCKETS), 2))
     for model in models:
-        with Engine.load(model, drafter="none", context=2048) as engine:
+        with Engine.load(model, drafter="none", context=2048, slots=4) as engine:
             for name, prompts in workloads.read(workloads.shipped(), raw=False).items():
-                for temperature in (0.0, 0.8):
-                    params = SamplingParams(max_tokens=160, temperature=temperature, seed=5)
-                    for prompt in prompts:
-                        output = engine.generate([prompt], params)[0].tokens
-                        score(engine.encode(prompt), output, hits, tries)
+                for i, temperature in enumerate((0.0, 1.0)):
+                    params = SamplingParams(max_tokens=160, temperature=temperature, seed=11)
+                    for prompt, result in zip(prompts, engine.generate(prompts, params), strict=True):
+                        score(engine.encode(prompt), result.tokens, hits[i], tries[i])
                 print(model, name, flush=True)
-    # a uniform prior worth two tokens; longer matches are never worse, and one continuation never worse than several
-    table = np.maximum.accumulate((hits + 1) / (tries + 2), axis=0)
-    table[:, 1] = table.max(axis=1)
-    for start, row, count in zip(BUCKETS, table, tries, strict=True):
-        print(f"    ({row[0]:.2f}, {row[1]:.2f}),  # from {start}: {count[0]:.0f} and {count[1]:.0f} tokens")
-    last_line(benchmark="fit_priors", models=models, priors=table.round(3).tolist(), tokens=tries.sum())
+    for i, name in enumerate(("GREEDY", "SAMPLED")):
+        print(name)
+        for start, right, count in zip(BUCKETS, hits[i], tries[i], strict=True):
+            share = (right + 1) / (count + 2)  # a uniform prior worth two tokens
+            print(f"    ({share[0]:.2f}, {share[1]:.2f}),  # from {start}: {count[0]:.0f} and {count[1]:.0f} tokens")
+    last_line(benchmark="fit_priors", models=models, hits=hits.tolist(), tokens=tries.tolist())
 
 
 def score(prompt: list[int], output: tuple[int, ...], hits: np.ndarray, tries: np.ndarray) -> None:

@@ -80,7 +80,9 @@ def test_bad_input_is_one_line_and_status_2(arguments, stdin, status, message):
 
 
 def test_a_chat_template_that_fails_is_a_failed_run(tiny):
-    result = run("generate", "--model", str(tiny("llama", template="{{ raise_exception('only for robots') }}")), "x")
+    result = run(
+        "generate", "--model", str(tiny("llama", template="{{ raise_exception('only for robots') }}")), "--draft-length", "3", "x"
+    )
     assert result.returncode == 1 and "only for robots" in one_line(result)
 
 
@@ -282,7 +284,7 @@ def started(*arguments, **options):
                 stream.close()
 
 
-LONG = ("generate", "--max-tokens", "3000", "--ignore-eos", "--raw", "--seed", "1", "Once upon a time")
+LONG = ("generate", "--draft-length", "7", "--max-tokens", "3000", "--ignore-eos", "--raw", "--seed", "1", "Once upon a time")
 
 
 @pytest.mark.model

@@ -691,7 +691,7 @@ def test_hidden_layers_that_do_not_exist_are_refused_and_others_arrive():
         (lambda e: e.generate([[1]], [PARAMS, PARAMS]), "one for each"),
         (lambda e: FixedLength(-1), "an integer >= 0"),
         (lambda e: Engine.load("toy", draft_length=1.5), "an integer >= 0"),
-        (lambda e: Engine.load("toy", drafter="magic"), "auto, none, ngram"),
+        (lambda e: Engine.load("toy", drafter="magic"), "auto, none, suffix, ngram"),
         (lambda e: Engine.load("toy", slots=0), "an integer >= 1"),
         (lambda e: Engine.load("toy", drafter="ngram", draft_model="toy"), "auto, model or tree"),
     ],

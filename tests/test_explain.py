@@ -525,6 +525,10 @@ def test_a_draft_model_of_another_size(ask, run, other_draft):
 
 @pytest.mark.model
 def test_a_real_step(ask, run, tmp_path):
+    from truedraw.runners import llamacpp
+    from truedraw.runners.gguf import locate
+
+    locate("smollm2:q4_0", llamacpp.quantise, lambda message: None)  # converted once, with a notice
     options = ["--prompt", "Name a river in England.", "--top-p", "0.95", "--save", tmp_path / "step.png"]
     told = ask(*options)
     assert told["vocab"] > 40_000 and len(told["tokens"]) == 10 and 0.5 < told["alpha"] < 1

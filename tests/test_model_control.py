@@ -14,7 +14,11 @@ from truedraw.types import SamplingParams
 
 pytestmark = pytest.mark.model
 
-COPY = [{"role": "user", "content": "Copy this list: red, green, blue, red, green, blue, red. Then write it once more."}]
+TEXT = (
+    "The river Thames flows through southern England, including London. At 215 miles, it is the longest river entirely in "
+    "England. It rises near Kemble in Gloucestershire and flows into the North Sea."
+)
+COPY = [{"role": "user", "content": f"Copy this text exactly:\n\n{TEXT}"}]
 OPEN = [{"role": "user", "content": "What is gravity?"}]
 
 
@@ -55,9 +59,9 @@ def test_copies_are_drafted_where_they_pay():
     with Engine.load("smollm2", context=1024) as engine:
         params = SamplingParams(max_tokens=100, temperature=0, seed=1, ignore_eos=True)
         copied = engine.generate([COPY], params)[0].stats
-        assert copied.tokens_per_step > 1.5
+        assert copied.tokens_per_step > 1.3
         opened = engine.generate([OPEN], replace(params, temperature=1.0))[0].stats
-        assert opened.proposed < 60  # next to nothing is tried where nothing repeats
+        assert opened.proposed < 60  # little is tried where nothing repeats
 
 
 def test_strict_takes_q8_0_and_tells_the_price_and_refuses_bf16():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truedraw.drafters.suffix import BUCKETS, PRIORS, SuffixAutomaton, SuffixDrafter, bucket
+from truedraw.drafters.suffix import BUCKETS, GREEDY, SAMPLED, SuffixAutomaton, SuffixDrafter, bucket
 from truedraw.engine import Engine
 from truedraw.errors import InvalidParameter
 from truedraw.policy import FixedLength
@@ -61,11 +61,12 @@ def test_time_per_token_does_not_grow():
 
 
 def test_buckets_and_priors_are_ordered():
-    assert len(BUCKETS) == len(PRIORS) and [bucket(m) for m in (1, 2, 5, 6, 39, 40, 1000)] == [0, 1, 3, 4, 7, 8, 8]
-    for column in (0, 1):
-        values = [row[column] for row in PRIORS]
-        assert values == sorted(values) and values[0] > 0 and values[-1] < 1
-    assert all(open_ <= alone for open_, alone in PRIORS)
+    assert [bucket(m) for m in (1, 2, 5, 6, 39, 40, 1000)] == [0, 1, 3, 4, 7, 8, 8]
+    for priors in (GREEDY, SAMPLED):
+        assert len(BUCKETS) == len(priors) and all(several <= alone for several, alone in priors)
+        for column in (0, 1):
+            values = [row[column] for row in priors]
+            assert values == sorted(values) and values[0] > 0 and values[-1] < 1
 
 
 def toy(rows):

@@ -162,7 +162,7 @@ class Engine:
                 if draft is not None and not {"model", "tree"} & set(drafter.split("+")):
                     raise InvalidParameter("drafter", drafter, "auto, model or tree when a draft model is given")
                 drafter = make_drafter(drafter, target, draft)
-            if policy is None and target.runner.identity and not isinstance(drafter, NoDrafter):
+            if policy is None and target.runner.identity and target.runner.can_rollback and not isinstance(drafter, NoDrafter):
                 policy = Controller(_profile(target, on_progress), draws=drafter.samples)
             return cls(target, drafter, policy, rule=rule, allow_lossy=allow_lossy)
         except BaseException:

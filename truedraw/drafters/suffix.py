@@ -10,6 +10,7 @@ would have been proposed for it, proposed or not: nothing is spent on exploring.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from truedraw.errors import InvalidParameter
 from truedraw.protocols import Drafter, DraftRequest, Outcome
@@ -101,39 +102,55 @@ class SuffixAutomaton:
 # ---------------------------------------------------------------- how likely a copy is right
 
 BUCKETS = (1, 2, 3, 4, 6, 9, 14, 22, 40)
-"""Match lengths from which on the next row of PRIORS holds."""
+"""Match lengths from which on the next row of the priors holds."""
 
-PRIORS: tuple[tuple[float, float], ...] = (
-    (0.06, 0.10),
-    (0.14, 0.24),
-    (0.22, 0.36),
-    (0.30, 0.48),
-    (0.42, 0.60),
-    (0.55, 0.72),
-    (0.68, 0.84),
-    (0.78, 0.92),
-    (0.86, 0.96),
+Priors: TypeAlias = tuple[tuple[float, float], ...]
+
+GREEDY: Priors = (
+    (0.19, 0.28),
+    (0.20, 0.52),
+    (0.20, 0.62),
+    (0.22, 0.81),
+    (0.22, 0.84),
+    (0.50, 0.92),
+    (0.76, 0.95),
+    (0.78, 0.97),
+    (0.80, 0.99),
+)
+SAMPLED: Priors = (
+    (0.13, 0.20),
+    (0.20, 0.46),
+    (0.20, 0.53),
+    (0.20, 0.70),
+    (0.20, 0.70),
+    (0.50, 0.77),
+    (0.60, 0.93),
+    (0.70, 0.94),
+    (0.75, 0.97),
 )
 """P(the continuation of a match is the next token), by match length: where other continuations were
-seen, and where there was one only. Fitted by benchmarks/fit_priors.py."""
+seen, and where there was one only; at temperature 0 and above. From benchmarks/fit_priors.py, the rows
+with few tokens evened out."""
 
 PRIOR_WEIGHT = 6.0
 """Tokens of a request that weigh as much as the prior."""
 
-_FORGET = 0.98
+_FORGET = 0.95
+_NEIGHBOUR = 0.5  # of what a match of one length tells about the lengths next to it
 
 
 def bucket(match_length: int) -> int:
-    """The row of PRIORS for a match of this length, which is at least 1."""
+    """The row of the priors for a match of this length, which is at least 1."""
     return sum(match_length >= start for start in BUCKETS) - 1
 
 
 class _Text:
     """The text of one sequence, and how its copies fared."""
 
-    def __init__(self, prompt_length: int) -> None:
+    def __init__(self, prompt_length: int, priors: Priors) -> None:
         self.automaton = SuffixAutomaton()
         self._prompt_length = prompt_length
+        self._priors = priors
         self._hits = [[0.0, 0.0] for _ in BUCKETS]
         self._tries = [[0.0, 0.0] for _ in BUCKETS]
 
@@ -143,15 +160,21 @@ class _Text:
         for token in tokens:
             predicted = automaton.predicted()
             if predicted is not None and len(automaton.text) > self._prompt_length:
-                row, alone = bucket(automaton.match_length), automaton.unanimous
-                self._hits[row][alone] = _FORGET * self._hits[row][alone] + (predicted == token)
-                self._tries[row][alone] = _FORGET * self._tries[row][alone] + 1
+                self._score(bucket(automaton.match_length), automaton.unanimous, predicted == token)
             automaton.extend(token)
+
+    def _score(self, row: int, alone: bool, right: bool) -> None:
+        for near in range(max(row - 1, 0), min(row + 2, len(BUCKETS))):
+            weight = 1.0 if near == row else _NEIGHBOUR
+            kept = 1 - (1 - _FORGET) * weight
+            self._hits[near][alone] = kept * self._hits[near][alone] + weight * right
+            self._tries[near][alone] = kept * self._tries[near][alone] + weight
 
     def probability(self, match_length: int) -> float:
         """That the next token of a match of this length is right, given this request's history."""
         row, alone = bucket(match_length), self.automaton.unanimous
-        return (self._hits[row][alone] + PRIOR_WEIGHT * PRIORS[row][alone]) / (self._tries[row][alone] + PRIOR_WEIGHT)
+        prior = PRIOR_WEIGHT * self._priors[row][alone]
+        return (self._hits[row][alone] + prior) / (self._tries[row][alone] + PRIOR_WEIGHT)
 
     def survival(self, count: int) -> tuple[float, ...]:
         """For each of `count` copied tokens: that it and all before it are right. A copy that has been right
@@ -180,7 +203,10 @@ class SuffixDrafter(Drafter):
         return [self._propose(request) for request in requests]
 
     def _propose(self, request: DraftRequest) -> Proposal:
-        text = self._texts.setdefault(request.sequence, _Text(request.prompt_length))
+        text = self._texts.get(request.sequence)
+        if text is None:
+            priors = GREEDY if request.params.temperature == 0 else SAMPLED
+            text = self._texts[request.sequence] = _Text(request.prompt_length, priors)
         text.follow(request.context[len(text.automaton.text) :].tolist())
         if text.automaton.match_length < self.min_match:
             return Proposal()
