@@ -6,7 +6,7 @@ import pytest
 
 from truedraw import calibrate, profile
 from truedraw.errors import InvalidParameter
-from truedraw.policy import MARGIN, Controller, FixedLength, PassCosts
+from truedraw.policy import CAUTION, Controller, FixedLength, PassCosts
 from truedraw.profile import CostPoint, Profile
 from truedraw.protocols import PointProposal, SequenceState, StepTiming
 from truedraw.runners.toy import ToyRunner, hashed
@@ -47,7 +47,7 @@ def test_q8_with_long_survival_drafts_where_one_step_look_ahead_stops_at_none():
         (k,) = policy.cut([proposal(survival)])
         seconds = policy.costs.table(32, 0, 1)[1 + k]
         policy.observe(timing(1 + k, seconds, emitted=1 + sum(survival[:k])))
-    assert abs(k - best) <= 2 and rates(Q8, survival)[k] / rates(Q8, survival)[0] > 2.3
+    assert rates(Q8, survival)[k] / rates(Q8, survival)[0] > 2.25 and abs(k - best) <= 8
 
 
 def timing(size, seconds, emitted, states=None, draft=0.0):
@@ -82,10 +82,9 @@ def test_every_batch_is_cut_at_the_best_number_of_drafts_for_all():
         chosen = Controller(curve(BF16)).cut([proposal(each[0], 0), proposal(each[1], 1)])
 
         def value(k, each=each):
-            return sum(each[i][: k[i]].sum() for i in range(2)) - (2 / table[2]) * (table[2 + sum(k)] - table[2])
+            return sum(each[i][: k[i]].sum() for i in range(2)) - CAUTION * (2 / table[2]) * (table[2 + sum(k)] - table[2])
 
-        best = max(value((a, b)) for a in range(7) for b in range(7))
-        assert value(chosen) == pytest.approx(best if best >= MARGIN else 0.0, abs=1e-12)
+        assert value(chosen) == pytest.approx(max(value((a, b)) for a in range(7) for b in range(7)), abs=1e-12)
 
 
 # ---------------------------------------------------------------- learning
@@ -118,6 +117,21 @@ def test_a_sequence_that_was_refused_is_probed_at_the_stated_share():
     refused = state(proposed=300, accepted=6, proposed_by_depth=(100, 100, 100), accepted_by_depth=(5, 1, 0))
     asked = [policy.limits([refused])[0] for _ in range(210)]
     assert sum(asked) == 10 and max(asked) == 1
+
+
+def test_point_masses_nobody_can_judge_are_learned_from_and_then_left_alone():
+    """The random drafter, request after request: one draft, then none but the probes."""
+    policy = Controller(curve(Q8), probe_every=50)
+    total = 0
+    for number in range(4):
+        proposed = 0
+        for _ in range(100):
+            seen = state(number, proposed=proposed, proposed_by_depth=(proposed,), accepted_by_depth=(0,))
+            (limit,) = policy.limits([seen])
+            (k,) = policy.cut([PointProposal(seen, tuple(range(limit)))]) if limit else (0,)
+            policy.observe(StepTiming(1 + k, 0.0, 0.008 * (1 + k), 0.0, (seen,), (k,), (0,)))
+            proposed, total = proposed + k, total + k
+    assert 1 <= total <= 400 / 50 + 2
 
 
 def test_drafting_time_counts():

@@ -135,6 +135,7 @@ with few tokens evened out."""
 PRIOR_WEIGHT = 6.0
 """Tokens of a request that weigh as much as the prior."""
 
+LEAST_SURVIVAL = 0.02
 _FORGET = 0.95
 _NEIGHBOUR = 0.5  # of what a match of one length tells about the lengths next to it
 
@@ -177,11 +178,13 @@ class _Text:
         return (self._hits[row][alone] + prior) / (self._tries[row][alone] + PRIOR_WEIGHT)
 
     def survival(self, count: int) -> tuple[float, ...]:
-        """For each of `count` copied tokens: that it and all before it are right. A copy that has been right
-        so far is a longer match."""
+        """For each of up to `count` copied tokens: that it and all before it are right. A copy that has been
+        right so far is a longer match. Ends where next to nothing survives."""
         alive, survival = 1.0, []
         for i in range(count):
             alive *= self.probability(self.automaton.match_length + i)
+            if alive < LEAST_SURVIVAL:
+                break
             survival.append(alive)
         return tuple(survival)
 
@@ -210,8 +213,9 @@ class SuffixDrafter(Drafter):
         text.follow(request.context[len(text.automaton.text) :].tolist())
         if text.automaton.match_length < self.min_match:
             return Proposal()
-        tokens = text.automaton.copy(request.max_draft)
-        return Proposal(tuple(tokens), PointMass(), survival=text.survival(len(tokens)))
+        survival = text.survival(request.max_draft)
+        tokens = text.automaton.copy(len(survival))
+        return Proposal(tuple(tokens), PointMass(), survival=survival[: len(tokens)])
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
