@@ -24,7 +24,7 @@ check: .venv/test
 bench: .venv/demo
 	$(BIN)/python benchmarks/plain_overhead.py
 	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/truedraw bench
 
 # What must be there before pip can build llama.cpp (CONTRIBUTING.md says how to get it).
 system:
