@@ -328,9 +328,12 @@ def test_what_generate_prints_is_survival_not_a_rate_by_depth(ask, written):
 
 
 def test_a_run_of_generate_goes_in_as_it_comes_out(ask, tmp_path):
-    command = [sys.executable, "-m", "truedraw", "generate", "--model", "toy", "--seed", "1", "--draft-length", "4", "--json"]
+    command = [sys.executable, "-m", "truedraw", "generate", "--model", "toy", "--drafter", "ngram", "--seed", "1"]
     printed = subprocess.run(
-        [*command, "--max-tokens", "60", "abab abab abab"], capture_output=True, timeout=60, check=True
+        [*command, "--draft-length", "4", "--json", "--max-tokens", "60", "abab abab abab"],
+        capture_output=True,
+        timeout=60,
+        check=True,
     ).stdout
     (tmp_path / "run.json").write_bytes(printed)
     stats = json.loads(printed)
