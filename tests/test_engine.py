@@ -283,7 +283,9 @@ def test_the_context_is_never_overrun():  # B46
 
 
 def test_min_tokens_masks_exactly_the_first_rows():  # B36
-    eager = lambda context: np.log([0.9] + [0.0125] * 8)  # noqa: E731  # a row for the table
+    def eager(context):
+        return np.log([0.9] + [0.0125] * 8)
+
     for drafter in (always(0, 0, 0), always(1, 1, 1, 0), self_drafter(eager)):
         result = only(
             Engine(model(eager), drafter, FixedLength(4)), [1], SamplingParams(min_tokens=3, temperature=0, max_tokens=9)

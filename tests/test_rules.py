@@ -347,13 +347,13 @@ def test_the_naive_rule_is_exact_where_q_is_a_multiple_of_p():  # ALGORITHMS 1.5
 
 
 @given(pairs, st.sampled_from([0.1, 0.5, 0.9, 1.0]))
-def test_lenience_drifts_by_exactly_what_it_accepts_too_much(pair, l):  # noqa: E741
+def test_lenience_drifts_by_exactly_what_it_accepts_too_much(pair, leniency):
     p, q = pair
     x = int(q.argmax())
-    drift = lossy.lenience(l)(sampled(x, row=q), rows(2, p), Script()).drift
-    gain = np.minimum(q, p / l).sum() - np.minimum(p, q).sum()
+    drift = lossy.lenience(leniency)(sampled(x, row=q), rows(2, p), Script()).drift
+    gain = np.minimum(q, p / leniency).sum() - np.minimum(p, q).sum()
     assert drift.total_variation == pytest.approx(gain, abs=1e-12)
-    assert l < 1 or drift.total_variation < 1e-12
+    assert leniency < 1 or drift.total_variation < 1e-12
 
 
 def test_thresholds_at_one_are_exact_and_lower_ones_say_so():

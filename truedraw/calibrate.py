@@ -59,6 +59,8 @@ def measure(
     taken: dict[int, list[float]] = {size: [] for size in usable}
     for size in usable:  # the first pass of a size allocates
         _pass(runner, slots, size, cached)
+        for slot in slots:
+            runner.rollback(slot, cached)
     for number in range(rounds):
         if number >= 3 and clock() - started > seconds:
             break
@@ -83,8 +85,6 @@ def _pass(runner: ModelRunner, slots: range, size: int, cached: int) -> None:
             chunks.append(Chunk(slot, _tokens(count, cached, runner.vocab_size), count))
     rows = runner.forward(chunks)
     float(rows[0].logits[0, 0])  # where passes are asynchronous this waits for the result
-    for slot in slots:
-        runner.rollback(slot, cached)
 
 
 def _tokens(count: int, start: int, vocab: int) -> np.ndarray:

@@ -441,7 +441,8 @@ class Engine:
                 if not request.finished:
                     self.cancel(request)
         choices = max((request.params.n for request in requests), default=0)
-        return [r.results[i] for i in range(choices) for r in requests if i < r.params.n and r.results[i] is not None]  # type: ignore[misc]
+        results = (request.results[i] for i in range(choices) for request in requests if i < request.params.n)
+        return [result for result in results if result is not None]
 
     def close(self) -> None:
         """Free models and caches. Idempotent."""

@@ -81,7 +81,6 @@ class Workload:
     spec: Times = field(default_factory=Times)
     stats: Stats = field(default_factory=Stats)
     texts: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
-    plain_passes: list[float] = field(default_factory=list)
 
     @property
     def plain_tps(self) -> float:

@@ -54,6 +54,8 @@ def bench(
     for name, value in (("concurrency", concurrency), ("repeats", repeats), ("max_tokens", max_tokens)):
         if value < 1:
             raise InvalidParameter(name, value, "an integer >= 1")
+    if save is not None and (save.is_dir() or not save.parent.is_dir()):
+        raise InvalidParameter("save", str(save), "a file in a directory that exists")
     found = workloads.read(prompts if prompts is not None else workloads.shipped(), raw=raw)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     done: dict[str, Workload] = {}
@@ -73,12 +75,12 @@ def bench(
             "workloads": {name: _figures(told, curve, points=not engine.drafter.samples) for name, told in done.items()},
             "machine": _machine(model),
         }
-    if save is not None:
-        save.write_text(json.dumps(report, ensure_ascii=False) + "\n")
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
     else:
         _print(report)
+    if save is not None:  # last: what was measured has been told, whatever becomes of the file
+        save.write_text(json.dumps(report, ensure_ascii=False) + "\n")
     return 0
 
 

@@ -27,7 +27,7 @@ def check_picture(path: str) -> None:
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise UsageError(f"save: {path} cannot be written: name another file")
     try:
-        import matplotlib.figure  # noqa: F401
+        import matplotlib.figure  # noqa: F401  # only whether it can be imported
     except ImportError:
         raise MissingExtra("matplotlib", "audit") from None
 

@@ -133,8 +133,10 @@ def _json(found: _Findings) -> dict[str, object]:
 
 def _print(found: _Findings) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column, justify in (("rule", "left"), ("problems", "right"), ("worst TV", "right"), ("verdict", "left")):
-        table.add_column(column, justify=justify, no_wrap=True, min_width=10 if column == "verdict" else None)  # type: ignore[arg-type]
+    table.add_column("rule", no_wrap=True)
+    for column in ("problems", "worst TV"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True, min_width=10)
     for rule in found.rules:
         verdict = "exact" if rule.exact else f"[red]NOT EXACT[/] {escape(rule.worst)}"
         table.add_row(rule.name, str(rule.problems), _tv(rule.max_tv), verdict)

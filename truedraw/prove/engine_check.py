@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from truedraw.drafters import ngram
 from truedraw.drafters.model import ModelDrafter
@@ -166,11 +167,11 @@ def _failures() -> Iterator[str]:
 def _broken_row_faults() -> Iterator[str]:
     """A row of NaN ends its own request with an error, with what came before it, and nobody else's."""
 
-    def broken(context: tuple[int, ...]) -> object:
+    def broken(context: tuple[int, ...]) -> npt.ArrayLike:
         return np.full(VOCAB, np.nan) if context[0] == 1 and len(context) >= 6 else _TARGET(context)
 
     ask, neighbour = asks()[1], asks()[0]
-    model = Model("toy", ToyRunner(broken, VOCAB, num_slots=2), LetterTokenizer(VOCAB))  # type: ignore[arg-type]
+    model = Model("toy", ToyRunner(broken, VOCAB, num_slots=2), LetterTokenizer(VOCAB))
     with Engine(model, RandomDrafter(VOCAB), FixedLength(3)) as under_test:
         ended, other = under_test.generate([list(ask.prompt), list(neighbour.prompt)], [ask.params, neighbour.params])
     if ended.finish_reason != "error" or ended.tokens != oracle(ask)[0][:5]:

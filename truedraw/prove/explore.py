@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -153,7 +154,7 @@ def explore(call: Callable[[ScriptedNoise], T], start: int, num_points: int = 4)
             points = _scattered(ask, num_points)
             edges: list[int] = []
             for default in DEFAULTS:
-                edges = _edges(lambda value, default=default, see=behaviour: see(value, default), points, edges)  # type: ignore[misc]
+                edges = _edges(partial(behaviour, default=default), points, edges)
             ends = [Fraction(0), *map(as_fraction, edges), Fraction(1)]
             for i, (first, behind) in enumerate(zip([0, *edges], [*edges, NUM_VALUES], strict=True)):
                 inside = first + (behind - first) * (points[i % num_points] >> 20) // (NUM_VALUES >> 20)

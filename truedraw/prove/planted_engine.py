@@ -196,8 +196,7 @@ def _law_of_a_lagging_q() -> float:
 
 _target_rows, _cut, _commit, _score, _record = decode._target_rows, decode.cut, decode.commit, decode.score, decode._record
 _useful, _propose = decode._useful, decode.propose
-_num_left = ActiveSequence.num_left.fget  # type: ignore[attr-defined]  # a property has it
-_stats = ActiveSequence.stats.fget  # type: ignore[attr-defined]
+_num_left, _stats = vars(ActiveSequence)["num_left"].fget, vars(ActiveSequence)["stats"].fget
 _penalise, _one_hot, _adjust, _keep, _lookup = (
     sampling._penalise,
     sampling._one_hot,
