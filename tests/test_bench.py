@@ -31,6 +31,7 @@ def test_hindsight_copies_what_will_be_right_and_no_more():
     flat = [0.0] + [1.0] * 32
     assert hindsight_seconds([1, 2, 3, 1], [2, 3, 1, 2, 3, 1], flat) == 1.0  # all in one pass: five copies and one token
     assert hindsight_seconds([1, 2, 3, 4], [4, 3, 2, 1], flat) <= 4.0
+    assert hindsight_seconds([1, 2, 3, 9, 1], [2, 3, 4, 5], flat) == 2.0  # two copies are right, the third is not
     linear = [float(n) for n in range(33)]
     assert hindsight_seconds([1, 2, 3, 1], [2, 3, 1, 2], linear) == 4.0  # copying saves nothing where passes cost by the token
 
@@ -85,8 +86,9 @@ def test_sizes_with_the_same_rows_are_one_class():
                 row.logits[...] += 0.3 * np.arange(9) * (len(chunk.tokens) > 2)
             return rows
 
-    one, two, eight = size_classes(Shifts(hashed(9), 9), text, 8, (1, 2, 8))
-    assert (one.name, two.name, eight.name) == ("a", "a", "b") and two.max_tv == 0 and eight.max_tv > 0.05 and eight.flips > 0
+    one, two, eight, sixteen = size_classes(Shifts(hashed(9), 9), text, 8, (1, 2, 8, 16))
+    assert [told.name for told in (one, two, eight, sixteen)] == ["a", "a", "b", "b"]
+    assert two.max_tv == 0 and eight.max_tv > 0.05 and eight.flips > 0
 
 
 # ---------------------------------------------------------------- prompts

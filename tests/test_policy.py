@@ -184,6 +184,17 @@ def test_a_damaged_or_stale_profile_is_told_in_one_line(tmp_path, monkeypatch, c
     assert known is None and "measuring again" in notice and "\n" not in notice
 
 
+def test_a_profile_of_another_version_or_key_is_measured_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    profile.store(curve(Q8))
+    (path,) = profile.folder().iterdir()
+    kept = json.loads(path.read_text())
+    for change in ({"format": profile.FORMAT + 1}, {"key": {"file": "other"}}):
+        path.write_text(json.dumps({**kept, **change}))
+        known, notice = profile.load(curve(Q8).key)
+        assert known is None and "another version or machine" in notice
+
+
 def test_a_directory_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("")
