@@ -8,8 +8,9 @@ from truedraw.drafters.model import ModelDrafter
 from truedraw.drafters.ngram import NGramDrafter
 from truedraw.drafters.none import NoDrafter
 from truedraw.drafters.random import RandomDrafter
+from truedraw.drafters.suffix import SuffixDrafter
 from truedraw.errors import RollbackUnsupported, RunnerError
-from truedraw.protocols import Chunk, DraftRequest, Outcome
+from truedraw.protocols import Chunk, DraftRequest, Outcome, Worth
 from truedraw.randomness import Noise
 from truedraw.runners.toy import ToyRunner, hashed
 from truedraw.types import PointMass, Proposal, SamplingParams, Verdict
@@ -165,7 +166,9 @@ DRAFTERS = {
     "random": lambda: RandomDrafter(9),
     "random, sampled": lambda: RandomDrafter(9, sampled=True),
     "model": model_drafter,
+    "suffix": SuffixDrafter,
     "chain": lambda: ChainDrafter([NGramDrafter(min_match=3), model_drafter()]),
+    "suffix and model": lambda: ChainDrafter([SuffixDrafter(), model_drafter()]),
 }
 HISTORIES = [[1], [3, 4, 5, 3, 4], [2] * 12, [1, 2, 3, 4, 5, 6, 7, 8]]
 
@@ -176,6 +179,7 @@ def request(history, max_draft, *, sequence=0, slot=0, coupled=False, seed=0, mo
     return DraftRequest(
         sequence, slot, context, len(history), max_draft, params or SamplingParams(), frozenset({0}), None,
         Noise(seed).at(len(history)), coupled, more,
+        lambda forecast: Worth(len(forecast.survival), sum(forecast.survival)), 100,
     )  # fmt: skip
 
 
@@ -185,16 +189,19 @@ def test_drafters_keep_their_contract(name, coupled):
     drafter = DRAFTERS[name]()
     for seed, history in enumerate(HISTORIES):
         for max_draft in (1, 4, 8):
-            asked = [request(history, max_draft, slot=slot, coupled=coupled, seed=seed) for slot in (0, 1)]
+            asked = [request(history, max_draft, sequence=seed, slot=slot, coupled=coupled, seed=seed) for slot in (0, 1)]
+            forecasts = drafter.forecast(asked)
             first, second = drafter.propose(asked)
             assert len(first) <= max_draft and len(second) <= max_draft
-            assert first.q.sampled <= drafter.samples
+            assert all(forecast is not None for forecast in forecasts) or not drafter.forecasts
+            for again, forecast in zip(drafter.forecast(asked), forecasts, strict=True):
+                assert again == forecast or again.survival == forecast.survival, "asking draws nothing"
             assert first.tokens == second.tokens, "the same question has the same answer in any slot"
             again = drafter.propose([asked[0]])[0]
             assert again.tokens == first.tokens, "and at any time"
             if first.q.sampled:
-                for row in first.q.rows:
-                    assert row.sum() == pytest.approx(1) and not row.flags.writeable
+                for i, token in enumerate(first.tokens):
+                    assert first.q.row(i, token, 9).sum() == pytest.approx(1) and first.q.prob(i, token) > 0
             drafter.observe([Outcome(0, 0, (1,), first, Verdict((), 1, "plain"), {}, False)])
     drafter.observe([Outcome(0, 0, (), Proposal(), None, {}, True)])
     drafter.close()

@@ -6,9 +6,9 @@ import pytest
 
 from truedraw import calibrate, profile
 from truedraw.errors import InvalidParameter
-from truedraw.policy import CAUTION, Controller, FixedLength, PassCosts
+from truedraw.policy import CAUTION, PROBE_SHARE, Controller, FixedLength, PassCosts
 from truedraw.profile import CostPoint, Profile
-from truedraw.protocols import PointProposal, SequenceState, StepTiming
+from truedraw.protocols import Forecast, PointProposal, SequenceState, StepTiming
 from truedraw.runners.toy import ToyRunner, hashed
 
 Q8 = {1: 8, 2: 16, 4: 23, 8: 29, 16: 44, 32: 76}  # milliseconds, DESIGN.md 5
@@ -104,43 +104,95 @@ def test_costs_follow_the_passes_that_were_made():
     assert costs.table(32, 50, 1)[8] < 1.05 * before
 
 
+def drafted(policy, sequence, lengths, accepted, times=100, draft=0.0, seconds=0.019):
+    for _ in range(times):
+        told = tuple((1.0, float(d < accepted)) for d in range(min(accepted + 1, lengths)))
+        policy.observe(StepTiming(1 + lengths, draft, seconds, 0.0, (state(sequence),), (lengths,), (accepted,), (told,)))
+
+
 def test_drawn_drafts_are_chosen_by_the_acceptance_seen():
-    policy = Controller(curve(BF16), draws=True)
-    accepted = state(proposed=300, accepted=270, proposed_by_depth=(100, 100, 100), accepted_by_depth=(95, 90, 85))
-    refused = state(1, proposed=300, accepted=6, proposed_by_depth=(100, 100, 100), accepted_by_depth=(5, 1, 0))
-    assert policy.limits([accepted])[0] >= 3
-    assert policy.limits([refused]) == [0]
+    policy = Controller(curve(BF16), blind=True)
+    drafted(policy, 0, 4, 4)
+    assert policy.limits([state(0)])[0] >= 3
+    policy = Controller(curve(BF16), blind=True)
+    drafted(policy, 1, 4, 0)
+    policy.limits([state(1)])  # the first probe
+    drafted(policy, 1, 1, 0, times=1)
+    assert policy.limits([state(1)]) == [0]
 
 
-def test_a_sequence_that_was_refused_is_probed_at_the_stated_share():
-    policy = Controller(curve(BF16), draws=True, probe_every=20)
-    refused = state(proposed=300, accepted=6, proposed_by_depth=(100, 100, 100), accepted_by_depth=(5, 1, 0))
-    asked = [policy.limits([refused])[0] for _ in range(210)]
-    assert sum(asked) == 10 and max(asked) == 1
+def test_a_sequence_that_was_refused_is_probed_at_the_stated_share_of_the_time():
+    policy = Controller(curve(BF16), blind=True)
+    drafted(policy, 0, 1, 0)
+    spent = probed = 0.0
+    for _ in range(3000):
+        (k,) = policy.limits([state(0)])
+        assert k <= 1
+        seconds = 0.015 if k else 0.010
+        drafted(policy, 0, k, 0, times=1, seconds=seconds)
+        spent, probed = spent + seconds, probed + k * 0.005
+    assert 0.5 * PROBE_SHARE < probed / spent < 1.1 * PROBE_SHARE
 
 
 def test_point_masses_nobody_can_judge_are_learned_from_and_then_left_alone():
     """The random drafter, request after request: one draft, then none but the probes."""
-    policy = Controller(curve(Q8), probe_every=50)
+    policy = Controller(curve(Q8))
     total = 0
     for number in range(4):
-        proposed = 0
         for _ in range(100):
-            seen = state(number, proposed=proposed, proposed_by_depth=(proposed,), accepted_by_depth=(0,))
+            seen = state(number)
             (limit,) = policy.limits([seen])
             (k,) = policy.cut([PointProposal(seen, tuple(range(limit)))]) if limit else (0,)
-            policy.observe(StepTiming(1 + k, 0.0, 0.008 * (1 + k), 0.0, (seen,), (k,), (0,)))
-            proposed, total = proposed + k, total + k
-    assert 1 <= total <= 400 / 50 + 2
+            policy.observe(StepTiming(1 + k, 0.0, 0.008 * (1 + k), 0.0, (seen,), (k,), (0,), (((1.0, 0.0),) * k,)))
+            total += k
+    assert 1 <= total <= 400 * PROBE_SHARE + 3
 
 
 def test_drafting_time_counts():
-    policy = Controller(curve(BF16), draws=True)
-    seen = state(proposed=300, accepted=240, proposed_by_depth=(100, 100, 100), accepted_by_depth=(85, 80, 75))
-    free = policy.limits([seen])[0]
-    for _ in range(50):
-        policy.observe(StepTiming(4, 0.060, 0.019, 0.0, (seen,), (3,), (2,)))
-    assert policy.limits([seen])[0] < free
+    policy = Controller(curve(BF16), blind=True)
+    drafted(policy, 0, 3, 3)
+    free = policy.limits([state()])[0]
+    drafted(policy, 0, 3, 3, times=50, draft=0.060)
+    assert policy.limits([state()])[0] < free
+
+
+def test_what_a_forecast_is_worth_is_the_best_length_of_the_whole_curve():
+    survival = tuple(0.9**i for i in range(1, 16))
+    table = np.interp(np.arange(33), list(BF16), list(BF16.values())) / 1000
+    for seconds, start in ((0.0, 0.0), (0.001, 0.0), (0.0, 0.02), (0.004, 0.01)):
+        policy = Controller(curve(BF16))
+        policy.limits([state()])
+        policy._probe_seconds = 0.0
+        values = [sum(survival[:k]) - (table[1 + k] - table[1] + seconds * k + start * (k > 0)) / table[1] for k in range(16)]
+        told = policy.worth(state(), Forecast(survival, seconds, start))
+        assert told.length == int(np.argmax(values)) and told.gain == pytest.approx(max(values))
+
+
+def test_a_costly_start_is_no_probe():
+    """A prompt that the draft model has not read is not read for one draft's sake."""
+    policy = Controller(curve(BF16))
+    policy.observe(timing(1, 0.01, 1))
+    policy._probe_seconds = 0.1
+    poor = (0.1, 0.01)
+    policy.limits([state()])
+    assert policy.worth(state(), Forecast(poor, 0.001, 0.2)).length == 0
+    assert policy.worth(state(), Forecast(poor, 0.001, 0.05)).length == 1
+    assert policy.worth(state(1), Forecast(poor, 0.001)).length == 0  # one sequence probes in a step
+    assert policy.worth(state(), Forecast(poor)).length == 0  # what is scored for nothing needs no probe
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 4])
+def test_in_a_batch_what_the_others_draft_is_expected_to_be_what_they_drafted(drafts):
+    survival = tuple(0.8**i for i in range(1, 16))
+    batch = tuple(state(i) for i in range(4))
+    policy = Controller(curve(BF16))
+    for _ in range(60):
+        policy.observe(StepTiming(4, 0.0, 0.019, 0.0, batch, (drafts,) * 4, (0,) * 4, ((),) * 4))
+    policy.limits(batch)
+    table = policy.costs.table(40, 50, 4)
+    others = 4 + 3 * drafts
+    values = [sum(survival[:k]) - 4 / table[4] * (table[others + k] - table[others]) for k in range(16)]
+    assert policy.worth(batch[0], Forecast(survival)) == (int(np.argmax(values)), pytest.approx(max(values)))
 
 
 # ---------------------------------------------------------------- profiles

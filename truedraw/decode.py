@@ -24,6 +24,7 @@ from truedraw.protocols import (
     Rows,
     SequenceState,
     StepTiming,
+    Tested,
 )
 from truedraw.sampling import TargetRows, adjust, shape
 from truedraw.sequence import ActiveSequence
@@ -37,6 +38,7 @@ from truedraw.types import (
     Verdict,
 )
 from truedraw.verify import probability
+from truedraw.verify.tested import tested
 
 PREFILL_CHUNK = 256
 """Prompt tokens in one pass, all sequences together: running requests go on in between, and the
@@ -87,8 +89,10 @@ def step(
         target_rows = _target_rows(sequence, proposal, nodes, row)
         length = len(sequence.context)
         verdict: Verdict | None = None
+        told: Tested = ()
         try:
             proposal, verdict = _verify(sequence, proposal, target_rows)
+            told = tested(sequence.rule_name, proposal, target_rows, verdict.path)
             commit(sequence, proposal, target_rows, verdict.path, (verdict.next_token, verdict.origin))
             if verdict.drift is not None:
                 sequence.drift = verdict.drift if sequence.drift is None else sequence.drift + verdict.drift
@@ -96,7 +100,7 @@ def step(
             _fail(sequence, proposal, target_rows, verdict, error)
         emitted = tuple(int(token) for token in sequence.context.array[length:])
         finished = sequence.finish_reason is not None
-        outcomes.append(Outcome(sequence.id, sequence.slot, emitted, proposal, verdict, row.hidden, finished))
+        outcomes.append(Outcome(sequence.id, sequence.slot, emitted, proposal, verdict, row.hidden, finished, told))
         num_accepted = sequence.origins[length - sequence.prompt_length :].count("draft")
         reports.append(StepReport(sequence, len(proposal), num_accepted, len(emitted), clock() - started))
     drafter.observe(outcomes)
@@ -114,6 +118,7 @@ def step(
                 states=states,
                 num_proposed=tuple(report.num_proposed for report in reports),
                 num_accepted=tuple(report.num_accepted for report in reports),
+                tested=tuple(outcome.tested for outcome in outcomes),
             )
         )
     return reports
@@ -159,11 +164,16 @@ def propose(
         if not proposal.is_chain and not target.runner.can_score_trees:
             raise ProposalError("the drafter proposed a tree, and this runner scores chains only")
         proposals[i] = _useful(proposal.cut(limits[i]), ready[i], target.runner.vocab_size)
-    points = [i for i in asked if len(proposals[i]) and not proposals[i].q.sampled]
+    points = [i for i in asked if len(proposals[i]) and _may_be_cut(proposals[i], ready[i])]
     cuts = policy.cut([PointProposal(states[i], proposals[i].tokens, proposals[i].survival) for i in points]) if points else []
     for i, length in zip(points, cuts, strict=True):
         proposals[i] = proposals[i].cut(_length(length))
     return proposals
+
+
+def _may_be_cut(proposal: Proposal, sequence: ActiveSequence) -> bool:
+    """Point masses may be, and under the coupled rule everything; drafts drawn for a p/q rule may not."""
+    return not proposal.q.sampled or (sequence.rule_name == "coupled" and proposal.survival is not None)
 
 
 def _length(value: object) -> int:
@@ -186,6 +196,8 @@ def _draft_request(sequence: ActiveSequence, state: SequenceState, limit: int, p
         noise=sequence.noise.at(len(sequence.context)),
         coupled=sequence.rule_name == "coupled",
         more=lambda row: policy.more(state, row),
+        worth=lambda forecast: policy.worth(state, forecast),
+        num_left=sequence.num_left,
     )
 
 

@@ -129,8 +129,9 @@ class Engine:
         """Load models by name and put an engine together.
 
         model, draft_model  see registry.MODELS
-        drafter       auto (model if there is a draft model, else suffix; none where the target
-                      cannot roll back), a name from registry.DRAFTERS, names joined by +, or a Drafter
+        drafter       auto (suffix and the draft model if there is one, whichever is worth more at each step;
+                      none where the target cannot roll back), a name from registry.DRAFTERS, names joined
+                      by +, or a Drafter
         draft_length  how many tokens to draft, or auto: as many as pay, by the profile of this machine,
                       which is measured on first use
         strict        only where rows are bit-identical whatever the pass (strict.py): checked, and priced
@@ -157,13 +158,15 @@ class Engine:
                 window = replace(options, context=target.runner.max_length, clip_context=True)
                 draft = load_model(draft_model, window, on_progress)
             if drafter == "auto":
-                drafter = "none" if not target.runner.can_rollback else "suffix" if draft is None else "model"
+                drafter = "none" if not target.runner.can_rollback else "suffix" if draft is None else "suffix+model"
             if isinstance(drafter, str):
                 if draft is not None and not {"model", "tree"} & set(drafter.split("+")):
                     raise InvalidParameter("drafter", drafter, "auto, model or tree when a draft model is given")
-                drafter = make_drafter(drafter, target, draft)
+                timed = draft if policy is None and draft is not None and draft.runner.identity else None
+                pass_seconds = None if timed is None else _profile(timed, on_progress).pass_seconds
+                drafter = make_drafter(drafter, target, draft, pass_seconds)
             if policy is None and target.runner.identity and target.runner.can_rollback and not isinstance(drafter, NoDrafter):
-                policy = Controller(_profile(target, on_progress), draws=drafter.samples)
+                policy = Controller(_profile(target, on_progress), blind=drafter.samples and not drafter.forecasts)
             return cls(target, drafter, policy, rule=rule, allow_lossy=allow_lossy)
         except BaseException:
             target.runner.close()

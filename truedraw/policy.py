@@ -9,9 +9,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from truedraw.acceptance import Acceptance
 from truedraw.errors import InvalidParameter
 from truedraw.profile import Profile
-from truedraw.protocols import LengthPolicy, PointProposal, RowStatistics, SequenceState, StepTiming
+from truedraw.protocols import Forecast, LengthPolicy, PointProposal, RowStatistics, SequenceState, StepTiming, Worth
 
 Seconds: TypeAlias = npt.NDArray[np.float64]
 
@@ -23,7 +24,9 @@ CAUTION = 1.2
 Replaying ninety answers of three weight types, the worst ratio of open chat and of temperature 1 went
 from 0.958 to 0.978 with it, and copying workloads kept 0.78 of what hindsight reaches (0.79 without)."""
 
-_POOL = 0.999
+PROBE_SHARE = 1 / 256
+"""Of the time that may go into drafts that are not expected to pay."""
+
 _LEAST_SURVIVAL = 0.02
 
 
@@ -96,35 +99,58 @@ class Controller(LengthPolicy):
     at none. In a batch all sequences share one pass: their drafts are taken in the order of their
     survival, and one number of drafts is chosen for all.
 
-    Point masses with an estimate of their own: `cut` decides. All others, drawn drafts first of all:
-    `limits` decides before anything is drawn, from acceptance by depth in the past. After `probe_every`
-    steps without a draft one is tried, so that a bad start is no verdict for ever: at most one pass of two
-    tokens and one draft in so many steps of the engine.
+    Drafts that come with an estimate (point masses; all under the coupled rule): `cut` decides. Drafters that
+    can forecast: `worth` decides before anything is drawn, and takes what the other sequences of the batch
+    drafted lately for what they will draft now. All others: `limits` decides before anything is drawn, from
+    acceptance by depth in the past. Where drafts cost something and none pays, one is tried from time to
+    time, so that a bad start is no verdict for ever: probes take PROBE_SHARE of the time at most.
 
-    draws  the drafter's drafts are drawn
+    blind  nobody estimates survival: it is learned from what was verified
     """
 
-    def __init__(self, profile: Profile, *, draws: bool = False, probe_every: int = 256, prior: float = 0.7) -> None:
+    def __init__(self, profile: Profile, *, blind: bool = False, prior: float = 0.7) -> None:
         self.costs = PassCosts(profile)
-        self._blind = draws  # nobody estimates survival: it is learned from what was verified
-        self._probe_every = self._since_probe = probe_every
-        self._prior = prior
-        self._tried = self._kept = 0.0
+        self._blind = blind
+        self._acceptance = Acceptance(prior)
         self._emitted = self._seconds = 0.0
         self._draft_seconds = 0.0
+        self._drafted = 0.0  # tokens that a sequence drafts in a step, lately
+        self._num_sequences = 1
+        self._probe_seconds = math.inf  # that may be spent on the next probe; the first is free
+        self._probing: int | None = None  # the sequence that probes in this step
 
     def limits(self, batch: Sequence[SequenceState]) -> list[int]:
+        self._num_sequences = max(len(batch), 1)
+        self._probing = None
         if not self._blind or not batch:
             return [LONGEST] * len(batch)
-        chosen = self._choose(batch, [self._by_depth(state) for state in batch], self._draft_seconds)
-        if any(chosen):
-            self._since_probe = 0
-        elif self._since_probe >= self._probe_every:
-            self._since_probe = 0
+        survivals = [self._acceptance.survival(state.sequence, LONGEST, _LEAST_SURVIVAL) for state in batch]
+        chosen = self._choose(batch, survivals, self._draft_seconds)
+        if not any(chosen) and self._may_probe(batch[0], self._draft_seconds):
             chosen[0] = 1
-        else:
-            self._since_probe += 1
         return chosen
+
+    def worth(self, sequence: SequenceState, forecast: Forecast) -> Worth:
+        gains = np.cumsum([0.0, *forecast.survival])
+        drafts = np.arange(len(gains))
+        sequences = self._num_sequences
+        others = sequences + round(self._drafted * (sequences - 1))
+        table = self.costs.table(others + len(forecast.survival), sequence.length, sequences)
+        seconds = table[others:] - table[others] + forecast.seconds * drafts + forecast.start * (drafts > 0)
+        values = gains - self._rate(float(table[sequences]), sequences) * seconds
+        length = int(values.argmax())
+        if length == 0 and forecast.survival and forecast.seconds > 0:
+            length = int(self._may_probe(sequence, forecast.seconds + forecast.start))
+        return Worth(length, max(0.0, float(values[length])))
+
+    def _may_probe(self, sequence: SequenceState, draft_seconds: float) -> bool:
+        """One sequence in a step, once the share of time that probes may take covers it."""
+        table = self.costs.table(self._num_sequences + 1, sequence.length, self._num_sequences)
+        if self._probe_seconds < float(table[-1] - table[-2]) + draft_seconds:
+            return False
+        if self._probing is None:
+            self._probing = sequence.sequence
+        return self._probing == sequence.sequence
 
     def more(self, sequence: SequenceState, row: RowStatistics) -> bool:
         return True
@@ -134,7 +160,9 @@ class Controller(LengthPolicy):
             known, self._blind = self._blind, True
             return [len(proposal.tokens) if known else min(1, len(proposal.tokens)) for proposal in batch]
         survivals = [
-            self._by_depth(proposal.state)[: len(proposal.tokens)] if proposal.survival is None else proposal.survival
+            self._acceptance.survival(proposal.state.sequence, len(proposal.tokens), _LEAST_SURVIVAL)
+            if proposal.survival is None
+            else proposal.survival
             for proposal in batch
         ]
         return self._choose([proposal.state for proposal in batch], survivals, 0.0, CAUTION)
@@ -143,17 +171,17 @@ class Controller(LengthPolicy):
         self, batch: Sequence[SequenceState], survivals: Sequence[Sequence[float]], draft_seconds: float, caution: float = 1.0
     ) -> list[int]:
         """How many drafts of each: the best number for all, taken by survival."""
-        plain = len(batch)
+        plain = self._num_sequences = max(self._num_sequences, len(batch))
         ranked = sorted(((s, i) for i, each in enumerate(survivals) for s in each), key=lambda item: -item[0])
         if not ranked:
-            return [0] * plain
+            return [0] * len(batch)
         cached = max(state.length for state in batch)
         table = self.costs.table(plain + len(ranked), cached, plain)
         gains = np.cumsum([0.0, *(s for s, _ in ranked)])
-        deepest = np.arange(len(ranked) + 1) if plain == 1 else _depths(ranked)
+        deepest = np.arange(len(ranked) + 1) if len(batch) == 1 else _depths(ranked)
         rate = self._rate(float(table[plain]), plain)
         values = gains - caution * rate * (table[plain:] - table[plain] + draft_seconds * deepest)
-        counts = [0] * plain
+        counts = [0] * len(batch)
         for _, i in ranked[: int(values.argmax())]:
             counts[i] += 1
         return counts
@@ -162,34 +190,23 @@ class Controller(LengthPolicy):
         plain = sequences / plain_seconds
         return max(plain, self._emitted / self._seconds) if self._seconds > 0 else plain
 
-    def _by_depth(self, state: SequenceState) -> list[float]:
-        """Estimated survival by depth: what was seen of this sequence, with a prior worth four drafts, which is
-        what was seen of all sequences, with one of its own."""
-        overall = (self._kept + 4 * self._prior) / (self._tried + 4)
-        tested = state.accepted + _rejections(state)
-        own = (state.accepted + 4 * overall) / (tested + 4)
-        survival, alive = [], 1.0
-        for depth in range(LONGEST):
-            tried, kept = _at_depth(state, depth)
-            alive *= (kept + 4 * own) / (tried + 4)
-            if alive < _LEAST_SURVIVAL:
-                break
-            survival.append(alive)
-        return survival
-
     def observe(self, step: StepTiming) -> None:
         if not step.states:
             return
         cached = max(state.length for state in step.states)
         self.costs.observe(step.pass_size, cached, len(step.states), step.target_seconds)
+        seconds = step.draft_seconds + step.target_seconds + step.verify_seconds
         self._emitted = 0.98 * self._emitted + sum(step.num_accepted) + len(step.states)
-        self._seconds = 0.98 * self._seconds + step.draft_seconds + step.target_seconds + step.verify_seconds
+        self._seconds = 0.98 * self._seconds + seconds
+        self._drafted = 0.9 * self._drafted + 0.1 * sum(step.num_proposed) / len(step.states)
+        self._probe_seconds += PROBE_SHARE * seconds
+        if any(state.sequence == self._probing and n for state, n in zip(step.states, step.num_proposed, strict=True)):
+            self._probe_seconds = 0.0
         longest = max(step.num_proposed, default=0)
         if not self._blind or not longest:
             return
-        for proposed, accepted in zip(step.num_proposed, step.num_accepted, strict=True):
-            self._tried = _POOL * self._tried + min(proposed, accepted + 1)
-            self._kept = _POOL * self._kept + accepted
+        for state, told in zip(step.states, step.tested, strict=True):
+            self._acceptance.observe(state.sequence, told)
         each = step.draft_seconds / longest
         self._draft_seconds = each if not self._draft_seconds else 0.9 * self._draft_seconds + 0.1 * each
 
@@ -202,17 +219,3 @@ def _depths(ranked: Sequence[tuple[float, int]]) -> Seconds:
         counts[i] = counts.get(i, 0) + 1
         deepest.append(max(deepest[-1], counts[i]))
     return np.asarray(deepest, dtype=np.float64)
-
-
-def _at_depth(state: SequenceState, depth: int) -> tuple[int, int]:
-    """How often a draft of this sequence was tested at a depth, and how often kept."""
-    if depth >= len(state.proposed_by_depth):
-        return 0, 0
-    reached = state.accepted_by_depth[depth - 1] if depth else state.proposed_by_depth[0]
-    return min(state.proposed_by_depth[depth], reached), state.accepted_by_depth[depth]
-
-
-def _rejections(state: SequenceState) -> int:
-    """Drafts that were tested and rejected."""
-    pairs = [_at_depth(state, depth) for depth in range(len(state.proposed_by_depth))]
-    return sum(tried - kept for tried, kept in pairs)

@@ -51,6 +51,10 @@ class Profile:
     def largest(self) -> int:
         return max(point.size for point in self.points)
 
+    def pass_seconds(self, size: int) -> float:
+        """Seconds of a pass of so many tokens, behind a few hundred cached ones."""
+        return float(self.curve(256).table(size)[size])
+
     def curve(self, cached: int = 0, sequences: int = 1) -> Curve:
         """Seconds by pass size at that cached length, interpolated between the lengths that were measured."""
         counts = sorted({point.sequences for point in self.points})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -216,7 +216,7 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class PointProposal:
-    """A proposal of point masses, of which a policy may verify any prefix.
+    """A proposal of which a policy may verify any prefix: point masses, or drafts under the coupled rule.
 
     survival  the drafter's own estimate for each token that it and all before it are accepted; None: it has none
     """
@@ -227,13 +227,39 @@ class PointProposal:
 
 
 @dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a drafter expects of the drafts it could make, before any of them is drawn.
+
+    survival  for each draft the probability that it and all before it are accepted
+    seconds   what each draft costs to make
+    start     what has to be spent before the first one, spread over the steps that it will serve
+    """
+
+    survival: tuple[float, ...]
+    seconds: float = 0.0
+    start: float = 0.0
+
+
+class Worth(NamedTuple):
+    """How many drafts pay, and what they are expected to gain over none, in tokens."""
+
+    length: int
+    gain: float
+
+
+Tested: TypeAlias = tuple[tuple[float, float], ...]
+"""By depth what a verification tells of acceptance: with what probability the depth was reached, and with
+what probability it was reached and its draft accepted (verify/tested.py)."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepTiming:
     """One pass as it was: what a policy learns from.
 
     pass_size      tokens of all sequences in the pass
     draft_seconds, target_seconds, verify_seconds
     states         the verified sequences, as they were before the step
-    num_proposed, num_accepted  for each of them
+    num_proposed, num_accepted, tested  for each of them
     """
 
     pass_size: int
@@ -243,6 +269,7 @@ class StepTiming:
     states: tuple[SequenceState, ...]
     num_proposed: tuple[int, ...]
     num_accepted: tuple[int, ...]
+    tested: tuple[Tested, ...] = ()
 
 
 class LengthPolicy(Protocol):
@@ -253,12 +280,16 @@ class LengthPolicy(Protocol):
         """Before proposing: an upper bound on the draft length of each."""
         ...
 
+    def worth(self, sequence: SequenceState, forecast: Forecast) -> Worth:
+        """Before anything is drawn: how many drafts of a drafter that can forecast them? All, unless overridden."""
+        return Worth(len(forecast.survival), sum(forecast.survival))
+
     def more(self, sequence: SequenceState, row: RowStatistics) -> bool:
         """Between draft depths, before the next draw: go on?"""
         ...
 
     def cut(self, batch: Sequence[PointProposal]) -> list[int]:
-        """Point masses only: how much of each to verify."""
+        """Point masses, and drafts of the coupled rule that come with an estimate: how much of each to verify."""
         ...
 
     def observe(self, step: StepTiming) -> None: ...
@@ -279,6 +310,8 @@ class DraftRequest:
     noise          of this step
     coupled        draw drafts by the race with the target's own noise; else with draft noise
     more           asks the policy between depths; a drafter of point masses need not ask
+    worth          asks the policy, before anything is drawn, how many drafts pay
+    num_left       tokens that may still be emitted
     """
 
     sequence: int
@@ -292,6 +325,8 @@ class DraftRequest:
     noise: StepNoise
     coupled: bool
     more: Callable[[RowStatistics], bool]
+    worth: Callable[[Forecast], Worth]
+    num_left: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -301,6 +336,7 @@ class Outcome:
     tokens    emitted by the step, after the stop rule
     hidden    the layers that the drafter asked for, a row after each token fed in the pass; a view
     verdict   None: the step failed or the request was cancelled, and nothing was emitted
+    tested    what it tells of acceptance by depth
     finished  the sequence has ended: forget it
     """
 
@@ -311,6 +347,7 @@ class Outcome:
     verdict: Verdict | None
     hidden: Mapping[str, Any]
     finished: bool
+    tested: Tested = ()
 
 
 class Drafter(Protocol):
@@ -319,6 +356,7 @@ class Drafter(Protocol):
     samples  its proposals may carry sampled rows (decides the rule of a request without a seed)
     trees    its proposals may be trees
     hidden   layers of the target that `observe` wants to see
+    forecasts  it knows what to expect of its drafts, and asks `worth` for their number before it draws
 
     Derive from this class to inherit the defaults: a drafter of point masses then is one method.
     """
@@ -326,6 +364,12 @@ class Drafter(Protocol):
     samples: bool = False
     trees: bool = False
     hidden: tuple[str, ...] = ()
+    forecasts: bool = False
+
+    def forecast(self, requests: Sequence[DraftRequest]) -> list[Forecast | None]:
+        """What it expects of its drafts, made from what was emitted, without drawing anything or running a
+        model; None: it can't say."""
+        return [None] * len(requests)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """One proposal for each request, in order; an empty one is fine."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from truedraw.errors import InvalidParameter
 from truedraw.protocols import Drafter, ModelRunner, Tokenizer
@@ -32,6 +33,10 @@ LOSSY_RULES: dict[str, Callable[..., Rule]] = {
 
 DRAFTERS = ("none", "suffix", "ngram", "model", "tree", "random")
 MODELS = "a path to a GGUF file, smollm2[:f32|bf16|q8_0|q4_0], hub:ORG/REPO[:FILE] or toy"
+
+
+PassSeconds: TypeAlias = Callable[[int], float]
+"""Seconds of a pass by its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +109,12 @@ def load_model(spec: str, options: LoadOptions, on_progress: Callable[[str], Non
     return Model(spec, llama, llama.tokenizer)
 
 
-def make_drafter(name: str, target: Model, draft: Model | None) -> Drafter:
-    """`name`: one of DRAFTERS, or several joined by + (the first non-empty proposal counts)."""
+def make_drafter(name: str, target: Model, draft: Model | None, pass_seconds: PassSeconds | None = None) -> Drafter:
+    """`name`: one of DRAFTERS, or several joined by + (drafters/chain.py). pass_seconds: of the draft model."""
     if "+" in name:
         from truedraw.drafters.chain import ChainDrafter
 
-        return ChainDrafter([make_drafter(part, target, draft) for part in name.split("+")])
+        return ChainDrafter([make_drafter(part, target, draft, pass_seconds) for part in name.split("+")])
     match name:
         case "none":
             from truedraw.drafters.none import NoDrafter
@@ -135,7 +140,9 @@ def make_drafter(name: str, target: Model, draft: Model | None) -> Drafter:
                     "drafter", name, "suffix, ngram, random or none without a draft model (--draft-model names one)"
                 )
             check_same_vocabulary(target.tokenizer, draft.tokenizer)
-            return ModelDrafter(draft.runner, target.runner.vocab_size, width=2 if name == "tree" else 1)
+            return ModelDrafter(
+                draft.runner, target.runner.vocab_size, width=2 if name == "tree" else 1, pass_seconds=pass_seconds
+            )
     raise InvalidParameter("drafter", name, f"auto, {', '.join(DRAFTERS)}, or several of them joined by +")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from truedraw.drafters.suffix import SuffixAutomaton
+from truedraw.drafters.automaton import SuffixAutomaton
 
 LONGEST_PERIOD = 32
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from truedraw.bench.bounds import hindsight_seconds, loop_share
 from truedraw.engine import Engine, Request
-from truedraw.protocols import LengthPolicy, PointProposal, RowStatistics, SequenceState, StepTiming
+from truedraw.protocols import Forecast, LengthPolicy, PointProposal, RowStatistics, SequenceState, StepTiming, Worth
 from truedraw.text.prompt import Prompt
 from truedraw.types import Result, SamplingParams, Stats
 
@@ -29,6 +29,9 @@ class Stopwatch(LengthPolicy):
 
     def limits(self, batch: Sequence[SequenceState]) -> list[int]:
         return self.policy.limits(batch)
+
+    def worth(self, sequence: SequenceState, forecast: Forecast) -> Worth:
+        return self.policy.worth(sequence, forecast)
 
     def more(self, sequence: SequenceState, row: RowStatistics) -> bool:
         return self.policy.more(sequence, row)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from truedraw.acceptance import Acceptance
 from truedraw.cache import CachedModel, TokenBuffer
 from truedraw.errors import IncompatibleModels, InvalidParameter
-from truedraw.protocols import Constraint, Drafter, DraftRequest, ModelRunner, RowStatistics, Tokenizer
+from truedraw.protocols import Constraint, Drafter, DraftRequest, Forecast, ModelRunner, Outcome, RowStatistics, Tokenizer
 from truedraw.sampling import draw_draft, shape, shared_candidates
 from truedraw.types import DenseRows, Probs, Proposal, TokenArray
 from truedraw.verify.multidraft import Drawing, draw_candidates
 
 logger = logging.getLogger("truedraw")
+
+_CATCH_UP = 4  # tokens that a draft's pass may have to read besides
+_READ_AT_ONCE = 256
+_LEAST_EXPECTED = 32
 
 
 class ModelDrafter(Drafter):
@@ -27,14 +33,27 @@ class ModelDrafter(Drafter):
                 anything is drawn, so that q is a law over the target's ids
     width       candidates for the first position, with a chain below each; 1: one chain
     drawing     how candidates are drawn (verify.multidraft); under shared noise they are the race's best
+    pass_seconds  what a pass of so many tokens of the draft model takes: until drafts have been timed, and
+                for prompts that it has not read
 
-    A row that is no law ends its branch there, and a context longer than the draft model's gets no
-    proposal: both are known before the draw.
+    How many to draw is asked before the first is drawn, with what is known by then: acceptance by depth
+    so far, the time of a draft, and the prompt that the draft model would have to read first. A row that
+    is no law ends its branch there, and a context longer than the draft model's gets no proposal: both
+    are known before the draw.
     """
 
     samples = True
 
-    def __init__(self, runner: ModelRunner, vocab_size: int, *, width: int = 1, drawing: Drawing = "without-replacement") -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        vocab_size: int,
+        *,
+        width: int = 1,
+        drawing: Drawing = "without-replacement",
+        pass_seconds: Callable[[int], float] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         if not runner.can_rollback:
             raise IncompatibleModels("the draft model is recurrent and cannot forget rejected drafts: take an attention model")
         if isinstance(width, bool) or not isinstance(width, int) or width < 1:
@@ -45,20 +64,66 @@ class ModelDrafter(Drafter):
         self._vocab_size = vocab_size
         self._width, self._drawing = width, drawing
         self.trees = width > 1
+        self.forecasts = width == 1
+        self._pass_seconds, self._clock = pass_seconds, clock
+        self._seconds: float | None = None  # of a draft, as timed
+        self._acceptance = Acceptance()
+        self._asked: set[int] = set()
+
+    def forecast(self, requests: Sequence[DraftRequest]) -> list[Forecast | None]:
+        """See Drafter: by acceptance so far, and by what a draft and the unread context cost."""
+        return [self._forecast(request) for request in requests]
+
+    def _forecast(self, request: DraftRequest) -> Forecast | None:
+        if not self.forecasts:
+            return None
+        if len(request.context) > self._model.runner.max_length:
+            return Forecast(())
+        survival = self._acceptance.survival(request.sequence, request.max_draft)
+        if self._pass_seconds is None:
+            return Forecast(survival, self._seconds or 0.0)
+        seconds = self._pass_seconds(1) if self._seconds is None else self._seconds
+        unread = len(request.context) - 1 - self._model.num_cached(request.slot, request.context)
+        start = unread / _READ_AT_ONCE * self._pass_seconds(_READ_AT_ONCE) if unread > _CATCH_UP else 0.0
+        return Forecast(survival, seconds, start / self._steps_left(request))
+
+    def _steps_left(self, request: DraftRequest) -> float:
+        """What is spent at the start is spread over these: a text is expected to go on for as long as it has
+        been going on, within its budget."""
+        emitted = len(request.context) - request.prompt_length
+        return max(1.0, min(request.num_left, max(emitted, _LEAST_EXPECTED)) / 2)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.sequence in self._asked:
+                self._acceptance.observe(outcome.sequence, outcome.tested)
+        self._asked.clear()
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         slots, room = self._model.runner.num_slots, self._model.runner.max_length
         if any(request.slot >= slots for request in requests):
             raise IncompatibleModels(f"the draft model has {slots} slots, fewer than the target: load it with as many")
-        drafts = [_Draft(request, self._width, self._drawing) for request in requests]
+        drafts = [_Draft(request, self._num_drafts(request), self._width, self._drawing) for request in requests]
+        self._asked = {draft.request.sequence for draft in drafts if draft.tips}
         while True:
             active = [draft for draft in drafts if draft.tips and len(draft.context) <= room]
             if not active:
                 return [draft.proposal() for draft in drafts]
             contexts = [(draft.request.slot, draft.context.array) for draft in active]
+            caught_up = all(len(context) - self._model.num_cached(slot, context) <= _CATCH_UP for slot, context in contexts)
+            started = self._clock()
             rows = self._model.logits(contexts, [draft.num_rows for draft in active], [draft.tree for draft in active])
             for draft, row in zip(active, rows, strict=True):
                 draft.extend([self._fit(logits) for logits in row.logits])
+            if caught_up:
+                self._time(self._clock() - started)
+
+    def _num_drafts(self, request: DraftRequest) -> int:
+        forecast = self._forecast(request)
+        return request.max_draft if forecast is None else min(request.max_draft, request.worth(forecast).length)
+
+    def _time(self, seconds: float) -> None:
+        self._seconds = seconds if self._seconds is None else 0.9 * self._seconds + 0.1 * seconds
 
     def _fit(self, logits: Probs) -> Probs:
         if len(logits) >= self._vocab_size:
@@ -83,14 +148,14 @@ class _Tip:
 class _Draft:
     """One proposal while it grows, level by level."""
 
-    def __init__(self, request: DraftRequest, width: int, drawing: Drawing) -> None:
-        self.request, self._width, self._drawing = request, width, drawing
+    def __init__(self, request: DraftRequest, num_drafts: int, width: int, drawing: Drawing) -> None:
+        self.request, self._num_drafts, self._width, self._drawing = request, num_drafts, width, drawing
         self.context = TokenBuffer(request.context)
         self._tokens: list[int] = []
         self._rows: list[Probs] = []
         self._parents: list[int] = []
         self.tips: list[_Tip] = []
-        if request.max_draft > 0:
+        if num_drafts > 0:
             with _drafting_stops_early():
                 self.tips.append(_Tip(-1, 0, None if request.constraint is None else request.constraint.fork()))
 
@@ -113,7 +178,7 @@ class _Draft:
 
     def _grow(self, tip: _Tip, logits: Probs) -> None:
         request, start = self.request, len(self._tokens)
-        room = request.max_draft - start
+        room = self._num_drafts - start
         if room < 1:
             return
         row = shape(
@@ -133,7 +198,7 @@ class _Draft:
         self._parents += [tip.node] * len(tokens)
         self.context.extend(tokens)
         for node, token in enumerate(tokens, start):
-            if token not in request.stop_ids and len(self._tokens) < request.max_draft:
+            if token not in request.stop_ids and len(self._tokens) < self._num_drafts:
                 with _drafting_stops_early():
                     self.tips.append(_Tip(node, tip.depth + 1, _advanced(tip.constraint, token)))
 

@@ -1,221 +1,251 @@
-"""Copies from prompt and output by a suffix automaton (Blumer et al. 1985; for drafting Hu et al. 2024,
-SAM decoding, arXiv 2411.10666): the longest suffix of the text that came up before, in amortised
-constant time per token, and what followed it there.
+"""Copies from prompt and output: what followed the longest earlier occurrence of the end of the text.
 
-How likely a copy is to be accepted depends on how long the match is, on how often its continuation was
-seen to differ, and on how copies of this text fared so far. Every emitted token scores the copy that
-would have been proposed for it, proposed or not: nothing is spent on exploring.
+Where drafts are drawn (temperature above 0), and several tokens followed the match, they are drawn from
+how often each did: under the coupled rule by the race with the target's own noise, which then falls on
+the same token more often than a point mass would; under the p/q rules with the step's draft noise, and
+the counts travel with the drafts as their q.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from truedraw.drafters.automaton import SuffixAutomaton
+from truedraw.drafters.evidence import GREEDY, SAMPLED, Evidence, History
 from truedraw.errors import InvalidParameter
-from truedraw.protocols import Drafter, DraftRequest, Outcome
-from truedraw.types import PointMass, Proposal
+from truedraw.protocols import Drafter, DraftRequest, Forecast, Outcome, StepNoise
+from truedraw.randomness import Purpose
+from truedraw.sampling import inverse_cdf, sparse_race
+from truedraw.types import PointMass, Probs, Proposal, SparseRows
 
-
-class SuffixAutomaton:
-    """All substrings of a growing text, each state a set of end positions.
-
-    match_length  of the longest suffix of the text that also ends earlier
-    match_end     where it ended when the walk last met it: its continuation is text[match_end:]
-    unanimous     no other token ever followed it
-    """
-
-    def __init__(self) -> None:
-        self.text: list[int] = []
-        self._next: list[dict[int, int]] = [{}]
-        self._link = [-1]
-        self._length = [0]
-        self._end = [0]
-        self._last = 0
-        self._current = 0
-        self.match_length = 0
-        self.match_end = 0
-
-    def extend(self, token: int) -> None:
-        """Append a token: first the match moves on in the text as it stood, then the automaton grows."""
-        while self._current and token not in self._next[self._current]:
-            self._current = self._link[self._current]
-            self.match_length = self._length[self._current]
-        if token in self._next[self._current]:
-            self._current = self._next[self._current][token]
-            self.match_length += 1
-        else:
-            self.match_length = 0
-        self._grow(token)
-        self.match_end = self._end[self._current]
-        self._end[self._current] = len(self.text)
-
-    @property
-    def unanimous(self) -> bool:
-        return len(self._next[self._current]) <= 1
-
-    def predicted(self) -> int | None:
-        """The token that followed the match; None without one."""
-        return self.text[self.match_end] if self.match_length and self.match_end < len(self.text) else None
-
-    def copy(self, count: int) -> list[int]:
-        """Up to `count` tokens that followed the match. Where the earlier occurrence reaches up to the end
-        itself, the text repeats with that period, and so does the copy."""
-        if not self.match_length or self.match_end >= len(self.text):
-            return []
-        period = len(self.text) - self.match_end
-        return [self.text[self.match_end + i % period] for i in range(count)]
-
-    def _grow(self, token: int) -> None:
-        self.text.append(token)
-        state = self._new(self._length[self._last] + 1, len(self.text))
-        p = self._last
-        while p >= 0 and token not in self._next[p]:
-            self._next[p][token] = state
-            p = self._link[p]
-        if p >= 0:
-            q = self._next[p][token]
-            self._link[state] = q if self._length[q] == self._length[p] + 1 else self._split(p, q, token)
-        self._last = state
-
-    def _split(self, p: int, q: int, token: int) -> int:
-        """The shorter strings of state q, which from now on end in more places, get a state of their own."""
-        clone = self._new(self._length[p] + 1, self._end[q])
-        self._next[clone] = dict(self._next[q])
-        self._link[clone] = self._link[q]
-        self._link[q] = clone
-        if self._current == q and self.match_length <= self._length[clone]:
-            self._current = clone
-        while p >= 0 and self._next[p].get(token) == q:
-            self._next[p][token] = clone
-            p = self._link[p]
-        return clone
-
-    def _new(self, length: int, end: int) -> int:
-        self._next.append({})
-        self._link.append(0)
-        self._length.append(length)
-        self._end.append(end)
-        return len(self._next) - 1
-
-
-# ---------------------------------------------------------------- how likely a copy is right
-
-BUCKETS = (1, 2, 3, 4, 6, 9, 14, 22, 40)
-"""Match lengths from which on the next row of the priors holds."""
-
-Priors: TypeAlias = tuple[tuple[float, float], ...]
-
-GREEDY: Priors = (
-    (0.19, 0.28),
-    (0.20, 0.52),
-    (0.20, 0.62),
-    (0.22, 0.81),
-    (0.22, 0.84),
-    (0.50, 0.92),
-    (0.76, 0.95),
-    (0.78, 0.97),
-    (0.80, 0.99),
-)
-SAMPLED: Priors = (
-    (0.13, 0.20),
-    (0.20, 0.46),
-    (0.20, 0.53),
-    (0.20, 0.70),
-    (0.20, 0.70),
-    (0.50, 0.77),
-    (0.60, 0.93),
-    (0.70, 0.94),
-    (0.75, 0.97),
-)
-"""P(the continuation of a match is the next token), by match length: where other continuations were
-seen, and where there was one only; at temperature 0 and above. From benchmarks/fit_priors.py, the rows
-with few tokens evened out."""
-
-PRIOR_WEIGHT = 6.0
-"""Tokens of a request that weigh as much as the prior."""
+TokenIds: TypeAlias = npt.NDArray[np.int64]
 
 LEAST_SURVIVAL = 0.02
-_FORGET = 0.95
-_NEIGHBOUR = 0.5  # of what a match of one length tells about the lengths next to it
+MOST_FOLLOWERS = 64
+
+MIXED, ALONE, RESUMED = range(3)
+
+AHEAD = 12
+"""An interrupted copy is taken up again at most so many tokens further on, and so many tokens later."""
+
+_OWN_MATCH = 3  # tokens: such a match is trusted more than the place where a copy was interrupted
+_CAUGHT_UP = 14  # tokens of a copy taken up again; by then it is the longest match itself
 
 
-def bucket(match_length: int) -> int:
-    """The row of the priors for a match of this length, which is at least 1."""
-    return sum(match_length >= start for start in BUCKETS) - 1
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A place in the text to copy from: text[start:], behind a match of `length` tokens.
+
+    state  of the match in the automaton; None where a copy is taken up again
+    """
+
+    start: int
+    length: int
+    state: int | None
 
 
-class _Text:
-    """The text of one sequence, and how its copies fared."""
+class Text:
+    """The text of one sequence, what to copy for its next token, and how such copies fared.
 
-    def __init__(self, prompt_length: int, priors: Priors) -> None:
+    coupled  drafts are drawn by the race with the target's noise; else every copy is a point mass here
+    """
+
+    def __init__(self, prompt_length: int, history: History, *, coupled: bool) -> None:
         self.automaton = SuffixAutomaton()
+        self.history = history
+        self.copy: Copy | None = None
         self._prompt_length = prompt_length
-        self._priors = priors
-        self._hits = [[0.0, 0.0] for _ in BUCKETS]
-        self._tries = [[0.0, 0.0] for _ in BUCKETS]
+        self._coupled = coupled
+        self._ahead: int | None = None  # where the copy that was right last would go on
+        self._resumed: Copy | None = None
+        self._since = 0  # tokens emitted after that copy's last right one
 
-    def follow(self, tokens: Iterable[int]) -> None:
+    def follow(self, tokens: Sequence[int], noise: StepNoise) -> None:
         """Take in emitted tokens; each scores the copy that stood for it."""
-        automaton = self.automaton
+        text = self.automaton.text
         for token in tokens:
-            predicted = automaton.predicted()
-            if predicted is not None and len(automaton.text) > self._prompt_length:
-                self._score(bucket(automaton.match_length), automaton.unanimous, predicted == token)
-            automaton.extend(token)
+            position = len(text)
+            if self.copy is not None:
+                self._score(self.copy, token, noise, position)
+            self.automaton.extend(token)
+            if position + 1 >= self._prompt_length:
+                self.copy = self._choose()
 
-    def _score(self, row: int, alone: bool, right: bool) -> None:
-        for near in range(max(row - 1, 0), min(row + 2, len(BUCKETS))):
-            weight = 1.0 if near == row else _NEIGHBOUR
-            kept = 1 - (1 - _FORGET) * weight
-            self._hits[near][alone] = kept * self._hits[near][alone] + weight * right
-            self._tries[near][alone] = kept * self._tries[near][alone] + weight
+    def _score(self, copy: Copy, token: int, noise: StepNoise, position: int) -> None:
+        drafted, seen = self._next(copy, copy.state, 0, noise, position)
+        self.history.score(seen, drafted == token)
+        self._since += 1
+        self._resumed = None
+        if self.automaton.text[copy.start] == token and (copy.length > 1 or copy.state is None):
+            self._ahead, self._since = copy.start + 1, 0
+            if copy.state is None and copy.length + 1 < _CAUGHT_UP:
+                self._resumed = Copy(copy.start + 1, copy.length + 1, None)
 
-    def probability(self, match_length: int) -> float:
-        """That the next token of a match of this length is right, given this request's history."""
-        row, alone = bucket(match_length), self.automaton.unanimous
-        prior = PRIOR_WEIGHT * self._priors[row][alone]
-        return (self._hits[row][alone] + prior) / (self._tries[row][alone] + PRIOR_WEIGHT)
+    def _choose(self) -> Copy | None:
+        automaton = self.automaton
+        matched = automaton.match_length if automaton.predicted() is not None else 0
+        own = Copy(automaton.match_end, matched, automaton.match_state) if matched else None
+        if self._resumed is not None and (matched < max(self._resumed.length, _OWN_MATCH) or own == self._resumed):
+            return self._resumed
+        if matched < _OWN_MATCH and self._ahead is not None and 0 < self._since <= AHEAD:
+            return self._take_up(self._ahead) or own or self._behind_a_substitute(self._ahead)
+        return own
 
-    def survival(self, count: int) -> tuple[float, ...]:
-        """For each of up to `count` copied tokens: that it and all before it are right. A copy that has been
-        right so far is a longer match. Ends where next to nothing survives."""
-        alive, survival = 1.0, []
-        for i in range(count):
-            alive *= self.probability(self.automaton.match_length + i)
+    def _take_up(self, ahead: int) -> Copy | None:
+        """Where the last token comes up next, shortly behind the place where the copy was interrupted."""
+        text = self.automaton.text
+        end = next((end for end in range(ahead, min(ahead + AHEAD + 1, len(text) - 1)) if text[end] == text[-1]), None)
+        if end is None:
+            return None
+        length = 1
+        while length < _OWN_MATCH and length <= end and text[end - length] == text[-1 - length]:
+            length += 1
+        return Copy(end + 1, length, None)
+
+    def _behind_a_substitute(self, ahead: int) -> Copy | None:
+        """As if the last token stood for the one that was to be copied."""
+        return Copy(ahead + 1, 0, None) if self._since == 1 and ahead + 1 < len(self.automaton.text) else None
+
+    def drafts(self, noise: StepNoise) -> Iterator[tuple[int, Evidence]]:
+        """The tokens to propose as point masses, and what is known of each."""
+        copy = self.copy
+        if copy is None:
+            return
+        state, depth = copy.state, 0
+        while True:
+            token, seen = self._next(copy, state, depth, noise, noise.start + depth)
+            yield token, seen
+            if state is not None:
+                state = self.automaton.walk(state, token)
+                if state == 0:
+                    return
+            depth += 1
+
+    def _next(self, copy: Copy, state: int | None, depth: int, noise: StepNoise, position: int) -> tuple[int, Evidence]:
+        """The token that is drafted at a depth of a copy whose drafts so far led to `state`."""
+        if state is None:
+            return self.automaton.copied(copy.start, depth), Evidence(RESUMED, copy.length + depth)
+        mixed = self.automaton.num_followers(state) > 1
+        if mixed and self._coupled:
+            ids, counts = self.followers(state)
+            token = int(ids[sparse_race(ids, counts, noise.race(position))])
+        elif mixed:
+            token = self._latest(copy, state, depth)
+        else:
+            (token,) = self.automaton.followers(state)
+        return token, Evidence(MIXED if mixed else ALONE, copy.length + depth, self.automaton.count(state, token))
+
+    def _latest(self, copy: Copy, state: int, depth: int) -> int:
+        """What followed the match's latest occurrence, where the state is still on it."""
+        token = self.automaton.copied(copy.start, depth)
+        if self.automaton.count(state, token):
+            return token
+        followers = self.automaton.followers(state)
+        return max(followers, key=followers.__getitem__)
+
+    def followers(self, state: int) -> tuple[TokenIds, Probs]:
+        """The tokens that followed a state, ascending, and their shares: shapes (n,), n <= MOST_FOLLOWERS."""
+        counts = list(self.automaton.followers(state).items())
+        most = sorted(
+            counts if len(counts) <= MOST_FOLLOWERS else heapq.nlargest(MOST_FOLLOWERS, counts, key=lambda item: item[1])
+        )
+        ids = np.array([token for token, _ in most], dtype=np.int64)
+        shares = np.array([count for _, count in most], dtype=np.float64)
+        return ids, shares / shares.sum()
+
+    def survival(self, noise: StepNoise, count: int) -> tuple[list[int], list[float], bool]:
+        """Up to `count` drafts, for each the probability that it and all before it are right, and whether
+        anything else could have been drafted. Ends where next to nothing survives."""
+        alive, tokens, survival, mixed = 1.0, [], [], False
+        for (token, seen), _ in zip(self.drafts(noise), range(count), strict=False):
+            alive *= self.history.probability(seen)
             if alive < LEAST_SURVIVAL:
                 break
+            tokens.append(token)
             survival.append(alive)
-        return tuple(survival)
+            mixed = mixed or seen.kind == MIXED
+        return tokens, survival, mixed
+
+    def rows(self, tokens: Sequence[int]) -> SparseRows:
+        """What each of the tokens of a copy was drawn from."""
+        assert self.copy is not None
+        state = self.copy.state
+        ids: list[TokenIds] = []
+        shares: list[Probs] = []
+        for token in tokens:
+            these, share = (np.array([token], np.int64), np.ones(1)) if state is None else self.followers(state)
+            ids.append(these)
+            shares.append(share)
+            state = None if state is None else self.automaton.walk(state, token)
+        return SparseRows(tuple(ids), tuple(shares))
+
+    def draw(self, noise: StepNoise, count: int) -> list[int]:
+        """Up to `count` tokens, each drawn from what followed those before it, with the step's draft noise."""
+        copy = self.copy
+        tokens: list[int] = []
+        state = None if copy is None else copy.state
+        while copy is not None and len(tokens) < count:
+            if state is None:
+                tokens.append(self.automaton.copied(copy.start, len(tokens)))
+                continue
+            ids, shares = self.followers(state)
+            if not len(ids):
+                break
+            tokens.append(int(ids[inverse_cdf(shares, noise.uniform(Purpose.DRAFT, len(tokens)))]))
+            state = self.automaton.walk(state, tokens[-1])
+            if state == 0:
+                break
+        return tokens
 
 
 class SuffixDrafter(Drafter):
-    """Copies what followed the longest earlier occurrence of the end of the text, as point masses, with
-    an estimate of each token's survival for the policy to decide by.
+    """Copies what followed the longest earlier occurrence of the end of the text, with an estimate of each
+    token's survival for the policy to decide by.
 
     min_match  shorter matches propose nothing
     """
+
+    forecasts = True
 
     def __init__(self, min_match: int = 1) -> None:
         if isinstance(min_match, bool) or not isinstance(min_match, int) or min_match < 1:
             raise InvalidParameter("min_match", min_match, "an integer >= 1")
         self.min_match = min_match
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, Text] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         return [self._propose(request) for request in requests]
 
+    def forecast(self, requests: Sequence[DraftRequest]) -> list[Forecast | None]:
+        return [Forecast(tuple(self._likely(request)[1])) for request in requests]
+
     def _propose(self, request: DraftRequest) -> Proposal:
+        tokens, survival, mixed = self._likely(request)
+        text = self._texts[request.sequence]
+        if request.params.temperature > 0 and not request.coupled:  # the number is fixed before the first is drawn
+            tokens = text.draw(request.noise, request.worth(Forecast(tuple(survival))).length)
+            return Proposal(tuple(tokens), text.rows(tokens)) if tokens else Proposal()
+        drawn = mixed and request.params.temperature > 0
+        return Proposal(tuple(tokens), text.rows(tokens) if drawn else PointMass(), survival=tuple(survival))
+
+    def _likely(self, request: DraftRequest) -> tuple[list[int], list[float], bool]:
+        """What would be proposed, were it proposed as point masses or by the target's own noise."""
+        sampled = request.params.temperature > 0
         text = self._texts.get(request.sequence)
         if text is None:
-            priors = GREEDY if request.params.temperature == 0 else SAMPLED
-            text = self._texts[request.sequence] = _Text(request.prompt_length, priors)
-        text.follow(request.context[len(text.automaton.text) :].tolist())
-        if text.automaton.match_length < self.min_match:
-            return Proposal()
-        survival = text.survival(request.max_draft)
-        tokens = text.automaton.copy(len(survival))
-        return Proposal(tuple(tokens), PointMass(), survival=survival[: len(tokens)])
+            history = History(SAMPLED if sampled else GREEDY)
+            text = Text(request.prompt_length, history, coupled=request.coupled and sampled)
+            self._texts[request.sequence] = text
+        text.follow(request.context[len(text.automaton.text) :].tolist(), request.noise)
+        if text.copy is None or max(text.copy.length, 1) < self.min_match:
+            return [], [], False
+        return text.survival(request.noise, request.max_draft)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
