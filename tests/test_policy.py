@@ -6,7 +6,7 @@ import pytest
 
 from truedraw import calibrate, profile
 from truedraw.errors import InvalidParameter
-from truedraw.policy import CAUTION, PROBE_SHARE, Controller, FixedLength, PassCosts
+from truedraw.policy import LOSS_SHARE, MOST_CREDIT, PROBE_SHARE, START_LOSS, Controller, FixedLength, PassCosts
 from truedraw.profile import CostPoint, Profile
 from truedraw.protocols import Forecast, PointProposal, SequenceState, StepTiming
 from truedraw.runners.toy import ToyRunner, hashed
@@ -82,7 +82,7 @@ def test_every_batch_is_cut_at_the_best_number_of_drafts_for_all():
         chosen = Controller(curve(BF16)).cut([proposal(each[0], 0), proposal(each[1], 1)])
 
         def value(k, each=each):
-            return sum(each[i][: k[i]].sum() for i in range(2)) - CAUTION * (2 / table[2]) * (table[2 + sum(k)] - table[2])
+            return sum(each[i][: k[i]].sum() for i in range(2)) - (2 / table[2]) * (table[2 + sum(k)] - table[2])
 
         assert value(chosen) == pytest.approx(max(value((a, b)) for a in range(7) for b in range(7)), abs=1e-12)
 
@@ -162,7 +162,7 @@ def test_what_a_forecast_is_worth_is_the_best_length_of_the_whole_curve():
     for seconds, start in ((0.0, 0.0), (0.001, 0.0), (0.0, 0.02), (0.004, 0.01)):
         policy = Controller(curve(BF16))
         policy.limits([state()])
-        policy._probe_seconds = 0.0
+        policy._probe_seconds, policy.ledger.steps = 0.0, math.inf
         values = [sum(survival[:k]) - (table[1 + k] - table[1] + seconds * k + start * (k > 0)) / table[1] for k in range(16)]
         told = policy.worth(state(), Forecast(survival, seconds, start))
         assert told.length == int(np.argmax(values)) and told.gain == pytest.approx(max(values))
@@ -189,10 +189,48 @@ def test_in_a_batch_what_the_others_draft_is_expected_to_be_what_they_drafted(dr
     for _ in range(60):
         policy.observe(StepTiming(4, 0.0, 0.019, 0.0, batch, (drafts,) * 4, (0,) * 4, ((),) * 4))
     policy.limits(batch)
+    policy.ledger.steps = math.inf
     table = policy.costs.table(40, 50, 4)
     others = 4 + 3 * drafts
     values = [sum(survival[:k]) - 4 / table[4] * (table[others + k] - table[others]) for k in range(16)]
     assert policy.worth(batch[0], Forecast(survival)) == (int(np.argmax(values)), pytest.approx(max(values)))
+
+
+# ---------------------------------------------------------------- what wrong estimates can cost
+
+
+def lying(policy, milliseconds, accepted, steps, sequences=1):
+    """Steps of a drafter whose 12 drafts are always said to survive; yields (plain steps emitted, taken)."""
+    table = np.interp(np.arange(200), list(milliseconds), list(milliseconds.values())) / 1000
+    batch = tuple(state(i) for i in range(sequences))
+    for _ in range(steps):
+        policy.limits(batch)
+        lengths = policy.cut([PointProposal(each, tuple(range(12)), (0.99,) * 12) for each in batch])
+        right = tuple(min(accepted, length) for length in lengths)
+        size = sequences + sum(lengths)
+        policy.observe(StepTiming(size, 0.0, float(table[size]), 0.0, batch, tuple(lengths), right, ((),) * sequences))
+        yield 1 + sum(right) / sequences, float(table[size] / table[sequences])
+
+
+@pytest.mark.parametrize("milliseconds", [Q8, BF16])
+@pytest.mark.parametrize("sequences", [1, 4])
+def test_estimates_that_are_never_right_cost_a_hundredth_and_four_steps(milliseconds, sequences):
+    policy = Controller(curve(milliseconds))
+    plain = taken = 0.0
+    for emitted, cost in lying(policy, milliseconds, 0, 3000, sequences):
+        plain, taken = plain + emitted, taken + cost
+        assert taken <= (plain + START_LOSS) / (1 - LOSS_SHARE) + 1e-9
+    assert taken > plain + START_LOSS  # the estimates did lie
+
+
+def test_after_winnings_no_more_than_the_credit_is_lost():
+    policy = Controller(curve(Q8))
+    assert sum(e for e, _ in lying(policy, Q8, 12, 300)) > 1.5 * 300
+    plain = taken = 0.0
+    for emitted, cost in lying(policy, Q8, 0, 2000):
+        plain, taken = plain + emitted, taken + cost
+        assert taken <= (plain + MOST_CREDIT) / (1 - LOSS_SHARE) + 1e-9
+    assert taken > plain + 0.5 * MOST_CREDIT
 
 
 # ---------------------------------------------------------------- profiles

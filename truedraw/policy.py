@@ -19,10 +19,11 @@ Seconds: TypeAlias = npt.NDArray[np.float64]
 LONGEST = 31
 """Drafts of one sequence: a pass of 32 tokens is where the profile ends."""
 
-CAUTION = 1.2
-"""What a copy costs counts so many times: estimates are off, and a lost gain weighs less than a loss.
-Replaying ninety answers of three weight types, the worst ratio of open chat and of temperature 1 went
-from 0.958 to 0.978 with it, and copying workloads kept 0.78 of what hindsight reaches (0.79 without)."""
+LOSS_SHARE = 0.01
+START_LOSS = 4.0
+MOST_CREDIT = 30.0
+"""What speculation may have cost, net of what it has won: so much of the time, and so many plain steps;
+and how many plain steps of winnings it may lose again. See Ledger."""
 
 PROBE_SHARE = 1 / 256
 """Of the time that may go into drafts that are not expected to pay."""
@@ -88,6 +89,23 @@ class PassCosts:
         self._factors[size] = math.exp(before + (self._RATE if size in self._factors else 0.5) * step)
 
 
+class Ledger:
+    """What speculation has won and lost, in plain steps, so that its losses are bounded whatever the
+    estimates are worth: drafts whose cost is not covered, were all of them rejected, are not verified.
+
+    By induction the time of any text from the start on is at most (plain + START_LOSS steps) / (1 - LOSS_SHARE),
+    and from any later moment on MOST_CREDIT takes the place of START_LOSS; as passes cost what the curve says.
+    """
+
+    def __init__(self) -> None:
+        self.steps = START_LOSS
+
+    def book(self, tokens_of_plain_steps: float, plain_steps_taken: float) -> None:
+        """A step emitted what so many plain steps would have, in the time of so many."""
+        won = tokens_of_plain_steps - plain_steps_taken + LOSS_SHARE * plain_steps_taken
+        self.steps = min(self.steps + won, MOST_CREDIT)
+
+
 class Controller(LengthPolicy):
     """Drafts what pays: the length that maximises, over the WHOLE cost curve,
 
@@ -102,14 +120,16 @@ class Controller(LengthPolicy):
     Drafts that come with an estimate (point masses; all under the coupled rule): `cut` decides. Drafters that
     can forecast: `worth` decides before anything is drawn, and takes what the other sequences of the batch
     drafted lately for what they will draft now. All others: `limits` decides before anything is drawn, from
-    acceptance by depth in the past. Where drafts cost something and none pays, one is tried from time to
-    time, so that a bad start is no verdict for ever: probes take PROBE_SHARE of the time at most.
+    acceptance by depth in the past. A ledger bounds what wrong estimates can cost. Where drafts cost
+    something and none pays, one is tried from time to time, so that a bad start is no verdict for ever:
+    probes take PROBE_SHARE of the time at most.
 
     blind  nobody estimates survival: it is learned from what was verified
     """
 
     def __init__(self, profile: Profile, *, blind: bool = False, prior: float = 0.7) -> None:
         self.costs = PassCosts(profile)
+        self.ledger = Ledger()
         self._blind = blind
         self._acceptance = Acceptance(prior)
         self._emitted = self._seconds = 0.0
@@ -138,6 +158,7 @@ class Controller(LengthPolicy):
         table = self.costs.table(others + len(forecast.survival), sequence.length, sequences)
         seconds = table[others:] - table[others] + forecast.seconds * drafts + forecast.start * (drafts > 0)
         values = gains - self._rate(float(table[sequences]), sequences) * seconds
+        values[seconds > self.ledger.steps * table[sequences]] = -math.inf
         length = int(values.argmax())
         if length == 0 and forecast.survival and forecast.seconds > 0:
             length = int(self._may_probe(sequence, forecast.seconds + forecast.start))
@@ -165,11 +186,9 @@ class Controller(LengthPolicy):
             else proposal.survival
             for proposal in batch
         ]
-        return self._choose([proposal.state for proposal in batch], survivals, 0.0, CAUTION)
+        return self._choose([proposal.state for proposal in batch], survivals, 0.0)
 
-    def _choose(
-        self, batch: Sequence[SequenceState], survivals: Sequence[Sequence[float]], draft_seconds: float, caution: float = 1.0
-    ) -> list[int]:
+    def _choose(self, batch: Sequence[SequenceState], survivals: Sequence[Sequence[float]], draft_seconds: float) -> list[int]:
         """How many drafts of each: the best number for all, taken by survival."""
         plain = self._num_sequences = max(self._num_sequences, len(batch))
         ranked = sorted(((s, i) for i, each in enumerate(survivals) for s in each), key=lambda item: -item[0])
@@ -180,7 +199,9 @@ class Controller(LengthPolicy):
         gains = np.cumsum([0.0, *(s for s, _ in ranked)])
         deepest = np.arange(len(ranked) + 1) if len(batch) == 1 else _depths(ranked)
         rate = self._rate(float(table[plain]), plain)
-        values = gains - caution * rate * (table[plain:] - table[plain] + draft_seconds * deepest)
+        seconds = table[plain:] - table[plain] + draft_seconds * deepest
+        values = gains - rate * seconds
+        values[seconds > self.ledger.steps * table[plain]] = -math.inf
         counts = [0] * len(batch)
         for _, i in ranked[: int(values.argmax())]:
             counts[i] += 1
@@ -198,6 +219,10 @@ class Controller(LengthPolicy):
         seconds = step.draft_seconds + step.target_seconds + step.verify_seconds
         self._emitted = 0.98 * self._emitted + sum(step.num_accepted) + len(step.states)
         self._seconds = 0.98 * self._seconds + seconds
+        sequences, drafts = len(step.states), sum(step.num_proposed)
+        table = self.costs.table(sequences + drafts, cached, sequences)  # a pass may carry prompts besides
+        taken = (float(table[-1]) + step.draft_seconds) / float(table[sequences])
+        self.ledger.book((sum(step.num_accepted) + sequences) / sequences, taken)
         self._drafted = 0.9 * self._drafted + 0.1 * sum(step.num_proposed) / len(step.states)
         self._probe_seconds += PROBE_SHARE * seconds
         if any(state.sequence == self._probing and n for state, n in zip(step.states, step.num_proposed, strict=True)):

@@ -91,8 +91,9 @@ class Text:
         automaton = self.automaton
         matched = automaton.match_length if automaton.predicted() is not None else 0
         own = Copy(automaton.match_end, matched, automaton.match_state) if matched else None
-        if self._resumed is not None and (matched < max(self._resumed.length, _OWN_MATCH) or own == self._resumed):
-            return self._resumed
+        resumed = self._resumed
+        if resumed is not None and (matched < max(resumed.length, _OWN_MATCH) or automaton.match_end == resumed.start):
+            return resumed
         if matched < _OWN_MATCH and self._ahead is not None and 0 < self._since <= AHEAD:
             return self._take_up(self._ahead) or own or self._behind_a_substitute(self._ahead)
         return own
