@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from truedraw.drafters.corpus import Corpus
 from truedraw.errors import InvalidParameter
 from truedraw.protocols import Drafter, ModelRunner, Tokenizer
 from truedraw.verify import Rule, block, coupled, family, lossy, multidraft, token, traversal
@@ -104,12 +105,23 @@ def load_model(spec: str, options: LoadOptions, on_progress: Callable[[str], Non
     return Model(spec, llama, llama.tokenizer)
 
 
-def make_drafter(name: str, target: Model, draft: Model | None) -> Drafter:
-    """`name`: one of DRAFTERS, or several joined by + (the first non-empty proposal counts)."""
+def check_takes_corpus(drafter: str) -> None:
+    """Raises InvalidParameter if no part of that drafter copies from a corpus."""
+    if "suffix" not in drafter.split("+"):
+        raise InvalidParameter("drafter", drafter, "suffix, or names joined by + with suffix among them, where a corpus is given")
+
+
+def make_drafter(name: str, target: Model, draft: Model | None, corpus: Corpus | None = None) -> Drafter:
+    """`name`: one of DRAFTERS, or several joined by + (the first non-empty proposal counts).
+
+    corpus: what `suffix` copies from besides. Raises InvalidParameter.
+    """
+    if corpus is not None:
+        check_takes_corpus(name)
     if "+" in name:
         from truedraw.drafters.chain import ChainDrafter
 
-        return ChainDrafter([make_drafter(part, target, draft) for part in name.split("+")])
+        return ChainDrafter([make_drafter(part, target, draft, corpus if part == "suffix" else None) for part in name.split("+")])
     match name:
         case "none":
             from truedraw.drafters.none import NoDrafter
@@ -118,7 +130,7 @@ def make_drafter(name: str, target: Model, draft: Model | None) -> Drafter:
         case "suffix":
             from truedraw.drafters.suffix import SuffixDrafter
 
-            return SuffixDrafter()
+            return SuffixDrafter(corpus=corpus)
         case "ngram":
             from truedraw.drafters.ngram import NGramDrafter
 

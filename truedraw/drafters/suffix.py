@@ -10,8 +10,10 @@ would have been proposed for it, proposed or not: nothing is spent on exploring.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import TypeAlias
 
+from truedraw.drafters.corpus import Corpus
 from truedraw.errors import InvalidParameter
 from truedraw.protocols import Drafter, DraftRequest, Outcome
 from truedraw.types import PointMass, Proposal
@@ -154,6 +156,12 @@ class _Text:
         self._priors = priors
         self._hits = [[0.0, 0.0] for _ in BUCKETS]
         self._tries = [[0.0, 0.0] for _ in BUCKETS]
+        self.unread: list[int] = []  # emitted, and not followed yet
+
+    @property
+    def answer(self) -> list[int]:
+        """The tokens of the output."""
+        return (self.automaton.text + self.unread)[self._prompt_length :]
 
     def follow(self, tokens: Iterable[int]) -> None:
         """Take in emitted tokens; each scores the copy that stood for it."""
@@ -188,18 +196,25 @@ class _Text:
             survival.append(alive)
         return tuple(survival)
 
+    def trust(self, match_length: int, share: float, count: int) -> tuple[float, ...]:
+        """The survival of `count` tokens copied from a corpus."""
+        rows = [self._priors[bucket(match_length + i)][1] for i in range(count)]
+        return tuple(min(share, rows[0]) * prod(rows[1 : i + 1]) for i in range(count))
+
 
 class SuffixDrafter(Drafter):
     """Copies what followed the longest earlier occurrence of the end of the text, as point masses, with
     an estimate of each token's survival for the policy to decide by.
 
     min_match  shorter matches propose nothing
+    corpus     other texts to copy from; one that learns is given each answer when it has ended
     """
 
-    def __init__(self, min_match: int = 1) -> None:
+    def __init__(self, min_match: int = 1, *, corpus: Corpus | None = None) -> None:
         if isinstance(min_match, bool) or not isinstance(min_match, int) or min_match < 1:
             raise InvalidParameter("min_match", min_match, "an integer >= 1")
         self.min_match = min_match
+        self.corpus = corpus
         self._texts: dict[int, _Text] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
@@ -211,6 +226,13 @@ class SuffixDrafter(Drafter):
             priors = GREEDY if request.params.temperature == 0 else SAMPLED
             text = self._texts[request.sequence] = _Text(request.prompt_length, priors)
         text.follow(request.context[len(text.automaton.text) :].tolist())
+        text.unread.clear()
+        if self.corpus is not None:
+            own = max(text.automaton.match_length, self.min_match - 1)
+            match = self.corpus.find(request.context, own + 1)
+            if match is not None:
+                copied = tuple(self.corpus.copy(match, request.max_draft))
+                return Proposal(copied, PointMass(), survival=text.trust(match.length, match.share, len(copied)))
         if text.automaton.match_length < self.min_match:
             return Proposal()
         survival = text.survival(request.max_draft)
@@ -219,5 +241,19 @@ class SuffixDrafter(Drafter):
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
-            if outcome.finished:
-                self._texts.pop(outcome.sequence, None)
+            text = self._texts.get(outcome.sequence)
+            if text is not None:
+                text.unread += outcome.tokens
+            if text is not None and outcome.finished:
+                self._forget(outcome.sequence)
+
+    def _forget(self, sequence: int) -> None:
+        text = self._texts.pop(sequence)
+        if self.corpus is not None and self.corpus.learning:
+            self.corpus.add(text.answer)
+
+    def close(self) -> None:
+        for sequence in list(self._texts):
+            self._forget(sequence)
+        if self.corpus is not None:
+            self.corpus.close()
