@@ -28,7 +28,10 @@ LARGEST = 100_000_000
 """Tokens of a corpus: by default, and at most. A token takes about 16 bytes of memory, 4 on disk."""
 
 SAMPLE = 256
-"""Of a match with more occurrences so many are looked at, evenly spaced."""
+"""Of a match with more occurrences so many are looked at."""
+
+_SPREAD = np.arange(SAMPLE) + np.random.default_rng(0).random(SAMPLE)
+# one in each equal part, at no fixed distance: tables and lists repeat with one
 
 PENDING = 4096
 """The least number of tokens that make it worth to sort again."""
@@ -67,7 +70,7 @@ class Index:
         inside = backwards > 0
         wanted = np.concatenate([[False], inside[1:] & inside[:-1]])  # a token before the place and one behind it
         places = _sorted_places(backwards)
-        self._places = places[wanted[places]].astype(np.int32)
+        self._places = _WIDTH * places[wanted[places]].astype(np.int32)  # where their bytes begin
         self._view = memoryview(self._places)  # indexed by bisect: plain integers, three times as fast as NumPy's
         self._bytes = backwards.astype(">i4").tobytes() + bytes(_WIDTH * DEPTH)
 
@@ -77,16 +80,24 @@ class Index:
         query = (context[-DEPTH:][::-1] + 1).astype(">i4").tobytes()
         near = bisect_left(self._view, query, key=self._run(len(query)))
         length = max((self._agreement(place, query) for place in self._view[max(near - 1, 0) : near + 1]), default=0)
-        if length < at_least:
-            return None
-        query = query[: _WIDTH * length]
-        low = bisect_left(self._view, query, 0, near, key=self._run(len(query)))
-        high = bisect_right(self._view, query, near, key=self._run(len(query)))
-        return self._count(length, low, high)
+        return self._count(length, *self._interval(near, query[: _WIDTH * length])) if length >= at_least else None
+
+    def _interval(self, near: int, query: bytes) -> tuple[int, int]:
+        """The places behind the query, some of which are beside `near`: in steps that double, since most are few."""
+        view, run, step = self._view, self._run(len(query)), 1
+        while step <= near and run(view[near - step]) == query:
+            step *= 2
+        low = bisect_left(view, query, max(near - step, 0), near - step // 2, key=run)
+        step = 1
+        while near + step <= len(view) and run(view[near + step - 1]) == query:
+            step *= 2
+        return low, bisect_right(view, query, near + step // 2, min(near + step - 1, len(view)), key=run)
 
     def _count(self, length: int, low: int, high: int) -> Match:
-        step = -(-(high - low) // SAMPLE)
-        starts = np.sort(len(self.tokens) - self._places[low:high:step])
+        places = self._places[low:high]
+        if len(places) > SAMPLE:
+            places = places[(_SPREAD * (len(places) / SAMPLE)).astype(np.intp)]
+        starts = np.sort(len(self.tokens) - places // _WIDTH)
         following = self.tokens[starts].tolist()
         counts = Counter(following)
         most = max(counts.values())
@@ -101,7 +112,7 @@ class Index:
     def _run(self, size: int) -> Callable[[int], bytes]:
         """The first `size` bytes of what stands before a place, backwards."""
         data = self._bytes
-        return lambda place: data[_WIDTH * place : _WIDTH * place + size]
+        return lambda place: data[place : place + size]
 
     def _agreement(self, place: int, query: bytes) -> int:
         """How many tokens of the query stand before that place."""
