@@ -83,9 +83,9 @@ def test_a_match_ends_at_the_border_of_its_text_and_at_the_depth():
 
 
 def test_of_many_occurrences_some_are_counted():
-    texts = [[1, 2, 3 if i % 4 else 4, 10 + i] for i in range(4000)]
+    texts = [[1, 2, 3 if i % 4 else 4, 10 + i] for i in range(16 * SAMPLE)]  # with a period that divides their number
     match = Corpus(texts).find(tokens([1, 2]))
-    assert match.occurrences == 4000 > SAMPLE and match.share == pytest.approx(0.75, abs=0.1)
+    assert match.occurrences == 16 * SAMPLE and match.share == pytest.approx(0.75, abs=0.1)
     assert Corpus(texts).copy(match, 1) == [3]
 
 
@@ -104,6 +104,9 @@ def test_a_lookup_compares_few_places(monkeypatch):
         seen.clear()
         assert index.find(tokens(text[end - 40 : end])).length == DEPTH
         assert len(seen) < 30
+    index = Index([tokens([1, 2] * 50_000)])
+    seen.clear()
+    assert index.find(tokens([3, 1])).occurrences == 50_000 and len(seen) < 80
 
 
 # ---------------------------------------------------------------- what is added
@@ -155,8 +158,8 @@ def test_the_bound_holds_and_the_oldest_go_first(limit, texts):
         (lambda: Corpus().add([-3, 1]), "corpus token is -3"),
         (lambda: gather([], limit=0), "corpus_size is 0"),
         (lambda: make_drafter("ngram", toy(), None, Corpus()), "drafter is 'ngram': allowed is suffix"),
-        (lambda: Engine.load("toy", drafter="none", corpus=Corpus()), "drafter is 'none'"),
-        (lambda: Engine.load("toy", draft_model="toy", corpus=Corpus()), "drafter is 'model'"),
+        (lambda: Engine.load("missing", drafter="none", corpus=Corpus()), "drafter is 'none'"),
+        (lambda: Engine.load("missing", draft_model="missing", corpus=Corpus()), "drafter is 'model'"),
         (lambda: Engine.load("toy", drafter=NGramDrafter(), corpus=Corpus()), "None together with a Drafter"),
         (lambda: Engine.load("toy", draft_length=0, corpus=Corpus()), "draft_length is 0"),
     ],
@@ -178,7 +181,7 @@ def test_files_and_folders_become_texts(tmp_path):
     (folder / "b.py").write_text("x = 1")
     (folder / "deep" / "c.md").write_text("# c")
     (folder / "d.bin").write_bytes(b"\0" * 10**6)
-    (folder / "e.latin").write_bytes(b"caf\xe9")
+    (folder / "a.latin").write_bytes(b"caf\xe9" * 3997)  # takes no room from the texts
     (folder / ".hidden").write_text("secret")
     (folder / "empty").write_text("")
     (folder / "gone").symlink_to("nowhere")
@@ -200,6 +203,8 @@ def refusals(tmp_path):
     (tmp_path / "images" / "a.png").write_bytes(b"\0")
     (tmp_path / "text").write_text("a" * 60)
     (tmp_path / "other").write_text("b" * 60)
+    for name in ("half", "rest"):
+        (tmp_path / name).write_text("a" * 1000)
     (tmp_path / "large").write_bytes(b"")
     os.truncate(tmp_path / "large", 10**13)  # a hole: nobody could read it
     (tmp_path / "folder").mkdir()
@@ -219,6 +224,7 @@ def refusals(tmp_path):
         "large": "corpus '[^']*large' is too large: it has 10000000000000 bytes, and 1600 are left of the 1600 .* --corpus-size",
         "folder": "corpus '[^']*long' is too large: it has 2000 bytes, and 1600 are left",
         "text other": "corpus '[^']*text', '[^']*other' holds 122 tokens, and 100 fit: take a larger --corpus-size",
+        "half rest": "corpus '[^']*rest' is too large: it has 1000 bytes, and 600 are left",
         "nowhere/a.corpus": "corpus '[^']*a.corpus': there is no folder for it",
         "text/a.corpus": "corpus '[^']*a.corpus': there is no folder for it",
         "a.corpus b.corpus": "corpus '[^']*b.corpus': answers are kept in one file, and '[^']*a.corpus' is one already",
@@ -292,7 +298,7 @@ def test_the_file_is_bounded_like_the_memory(tmp_path):
     assert read(path) == [[i % 7, i, i + 1, i + 2] for i in (46, 47, 48, 49)]
 
 
-def test_two_at_a_time_lose_nothing(tmp_path):
+def test_two_at_a_time_lose_nothing(tmp_path, monkeypatch):
     path = tmp_path / "a.corpus"
     first, second = from_files(path, BYTES), from_files(path, BYTES)
     first.add([1, 2])
@@ -304,6 +310,9 @@ def test_two_at_a_time_lose_nothing(tmp_path):
     first.close()
     first.close()  # nothing new: nothing written
     assert read(path) == [[1, 2], [3, 4], [5, 6]]
+    monkeypatch.delattr(CorpusFile, "read")  # not wanted where nobody else wrote
+    first.add([7, 8])
+    first.close()
 
 
 def test_texts_to_copy_from_are_not_kept(tmp_path):
@@ -346,7 +355,7 @@ def damaged(content):
         return json.dumps({**header, **fields}).encode() + b"\n" + data
 
     beyond = tokens([-1, 1, 2, 300, -1]).tobytes()
-    borderless = tokens([1, 2, 3]).tobytes()
+    borderless, headless, endless = (tokens(values).tobytes() for values in ([1, 2, 3], [1, 2, -1], [-1, 1, 2]))
     return {
         "is damaged or no corpus": [
             b"",
@@ -366,7 +375,7 @@ def damaged(content):
             changed(checksum=0),
             changed(b"", tokens=0, checksum=zlib.crc32(b"")),
             changed(beyond, tokens=5, checksum=zlib.crc32(beyond)),
-            changed(borderless, tokens=3, checksum=zlib.crc32(borderless)),
+            *(changed(data, tokens=3, checksum=zlib.crc32(data)) for data in (borderless, headless, endless)),
         ],
     }
 

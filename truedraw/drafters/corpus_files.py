@@ -98,8 +98,8 @@ def from_files(paths: Paths, tokenizer: Tokenizer, limit: int = LIMIT) -> Corpus
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """Of the number of tokens and all their texts."""
-    digest = hashlib.sha256(str(tokenizer.vocab_size).encode())
+    """Of all token texts, and so of their number."""
+    digest = hashlib.sha256()
     for token in range(tokenizer.vocab_size):
         text = tokenizer.token_text(token)
         digest.update(len(text).to_bytes(4, "big") + text)
