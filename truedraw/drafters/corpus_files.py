@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -302,6 +301,8 @@ class CorpusFile:
         self._seen = self._state()
 
     def _replace(self, content: bytes) -> None:
+        import tempfile  # takes milliseconds, and few ever write
+
         path = self.path.resolve()  # a link stays one
         try:
             handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
