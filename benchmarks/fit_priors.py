@@ -19,8 +19,8 @@ from common import last_line
 
 from truedraw import Engine, SamplingParams
 from truedraw.bench import workloads
-from truedraw.drafters.evidence import BUCKETS, GREEDY, KINDS, Evidence, History, Prior
-from truedraw.drafters.suffix import RESUMED, Text
+from truedraw.drafters.evidence import BUCKETS, GREEDY, KINDS, RESUMED, Evidence, History, Prior
+from truedraw.drafters.suffix import Text
 from truedraw.randomness import Noise
 
 SEED = 11

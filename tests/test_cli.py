@@ -71,6 +71,57 @@ def one_line(result):
         (["generate", "--model", "toy", "--stop", b"\xff", "x"], b"", 2, "lone surrogate"),
         (["generate", "--model", "x" * 5000, "x"], b"", 2, "cannot be read"),
         (["generate", "--model", "toy", "--drafter", "none", "--draft-length", "5", "x"], b"", 2, "draft_length is 5"),
+        (["generate", "--model", "toy", "--corpus", "missing.txt", "x"], b"", 2, "corpus 'missing.txt': there is no such file"),
+        (
+            ["chat", "--model", "toy", "--corpus", "missing/a.corpus"],
+            b"",
+            2,
+            "corpus 'missing/a.corpus': there is no folder for it",
+        ),
+        (
+            ["bench", "--model", "toy", "--corpus", "new.corpus"],
+            b"",
+            2,
+            "corpus 'new.corpus': there is no such file, and nothing",
+        ),
+        (
+            ["generate", "--model", "toy", "--corpus", sys.executable, "x"],
+            b"",
+            2,
+            "is binary: a null byte at offset|is too large",
+        ),
+        (["generate", "--model", "toy", "--corpus", "/dev/null", "x"], b"", 2, "'/dev/null' is neither a file nor a folder"),
+        (["generate", "--model", "toy", "--corpus", "", "x"], b"", 2, "corpus '': there is no such file or folder"),
+        (
+            ["generate", "--model", "toy", "--corpus", __file__, "--corpus-size", "900", "x"],
+            b"",
+            2,
+            "too large: it has .* 14400 ",
+        ),
+        (
+            ["generate", "--model", "toy", "--corpus", __file__, "--corpus-size", "9000", "x"],
+            b"",
+            2,
+            "tokens, and 9000 fit: take",
+        ),
+        (["generate", "--model", "toy", "--corpus", __file__, "--corpus-size", "0", "x"], b"", 2, "corpus_size is 0: allowed"),
+        (
+            ["generate", "--model", "toy", "--corpus-size", "9", "x"],
+            b"",
+            2,
+            "corpus_size is 9: allowed is left out .* no --corpus",
+        ),
+        *(
+            (["generate", "--model", "toy", "--corpus", __file__, *other, "x"], b"", 2, message)
+            for other, message in (
+                (["--drafter", "none"], "drafter is 'none': allowed is suffix, .* where a corpus is given"),
+                (["--drafter", "ngram"], "drafter is 'ngram': allowed is suffix"),
+                (["--drafter", "random"], "drafter is 'random': allowed is suffix"),
+                (["--drafter", "model", "--draft-model", "toy"], "drafter is 'model': allowed is suffix"),
+                (["--draft-model", "toy"], "drafter is 'model': allowed is suffix"),
+                (["--draft-length", "0"], "draft_length is 0: allowed is auto or at least 1 with a corpus"),
+            )
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(arguments, stdin, status, message):
@@ -113,6 +164,7 @@ def test_help_tells_every_option():
         "--repetition-penalty", "--presence-penalty", "--frequency-penalty", "--logit-bias", "--min-tokens", "--max-tokens",
         "--stop", "--n",
         "--stop-token-id", "--seed", "--raw", "--system", "--context", "--slots", "--threads", "--kv-type", "--compare", "--json",
+        "--corpus", "--corpus-size",
     ):  # fmt: skip
         assert option in text, option
 
@@ -326,6 +378,85 @@ def test_a_closed_pipe_is_one_line():
         process.stdout.close()
         errors = process.stderr.read().decode()
         assert process.wait(timeout=60) == 1 and errors == "truedraw: standard output was closed: stopped\n"
+
+
+# ---------------------------------------------------------------- corpora
+
+
+def kept(path):
+    """The texts in a kept corpus of the toy model."""
+    from truedraw.drafters.corpus_files import from_files
+    from truedraw.runners.toy import ByteTokenizer
+
+    return [text.tolist() for text in from_files(path, ByteTokenizer()).added()]
+
+
+def test_answers_are_kept_and_copied_the_next_time(tmp_path):
+    path = tmp_path / "a.corpus"
+    request = ("the cat", "--max-tokens", "300", "--seed", "5", "--temperature", "1.5", "--ignore-eos", "--draft-length", "7")
+    plain = toy(*request)
+    first = run("generate", "--model", "toy", "--json", "--corpus", str(path), *request)
+    assert f"truedraw: corpus {path} is new: finished answers are kept in it\n" in first.stderr.decode()
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    again = toy(*request, "--corpus", str(path), "--corpus", __file__)
+    assert json.loads(first.stdout)["tokens"] == again["tokens"] == plain["tokens"]
+    assert kept(path) == [plain["tokens"]]
+    assert again["tokens_per_step"] > 1.5 * plain["tokens_per_step"]
+
+
+def test_a_corpus_of_another_model_or_a_damaged_one(tiny, tmp_path):
+    path = tmp_path / "a.corpus"
+    toy("the cat", "--max-tokens", "9", "--corpus", str(path))
+    result = run("generate", "-m", str(tiny("llama")), "--raw", "--draft-length", "3", "--corpus", str(path), "x")
+    assert result.returncode == 2 and f"corpus '{path}' is of another tokenizer" in one_line(result)
+    path.write_bytes(path.read_bytes()[:-1])
+    result = run("generate", "--model", "toy", "--corpus", str(path), "x")
+    assert result.returncode == 2 and f"corpus '{path}' is damaged" in one_line(result)
+
+
+def test_bench_adds_nothing(tmp_path):
+    path, prompts = tmp_path / "a.corpus", tmp_path / "prompts"
+    toy("the cat", "--max-tokens", "40", "--seed", "1", "--corpus", str(path))
+    before = path.read_bytes()
+    prompts.write_text('{"workload": "w", "prompt": "the dog"}\n')
+    options = ("--model", "toy", "--raw", "--prompts", str(prompts), "--max-tokens", "40", "--repeats", "2", "--json")
+    result = run("bench", *options, "--corpus", str(path))
+    assert result.returncode == 0 and path.read_bytes() == before, result.stderr
+
+
+def test_ctrl_c_keeps_the_answer_so_far(tmp_path):
+    path = tmp_path / "a.corpus"
+    options = ("--context", "8192", "--max-tokens", "8000", "--ignore-eos", "--seed", "1", "--corpus", str(path))
+    with started("generate", "--model", "toy", *options, "the cat") as process:
+        first = process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in errors.decode()
+    (tokens,) = kept(path)
+    assert bytes(tokens).startswith((first + rest).rstrip(b"\n")) and 20 <= len(tokens) < 8000
+
+
+def test_a_full_disk_loses_no_text(tmp_path):
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    path = tmp_path / "a.corpus"
+    command = [*COMMAND, "generate", "--model", "toy", "--max-tokens", "9", "--seed", "1", "--corpus", str(path), "the cat"]
+    result = subprocess.run(command, capture_output=True, env=ENVIRONMENT, preexec_fn=small_files, timeout=60)
+    assert result.returncode == 1 and len(result.stdout) == 10
+    last = result.stderr.decode().splitlines()[-1]
+    assert last == f"truedraw: the corpus could not be written: File too large: {path}" and not list(tmp_path.iterdir())
+
+
+def test_chat_keeps_its_answers(tiny, tmp_path):
+    path = tmp_path / "a.corpus"
+    model = str(tiny("llama", template="{% for m in messages %}{{ m.content }}{% endfor %}"))
+    options = ("-m", model, "--max-tokens", "8", "--ignore-eos", "--seed", "1", "--draft-length", "3", "--corpus", str(path))
+    result = run("chat", *options, stdin=b"one\n/reset\ntwo\n")
+    assert result.returncode == 0, result.stderr
+    header = json.loads(path.read_bytes().partition(b"\n")[0])
+    assert header["tokens"] == 1 + 2 * (8 + 1)
 
 
 # ---------------------------------------------------------------- chat

@@ -16,12 +16,14 @@ import numpy as np
 
 from truedraw import calibrate, decode, profile
 from truedraw.cache import CachedModel, TokenBuffer
+from truedraw.drafters.corpus import Corpus
+from truedraw.drafters.corpus_files import Paths, Sources, gather
 from truedraw.drafters.none import NoDrafter
 from truedraw.errors import IncompatibleModels, InvalidParameter, PromptError
 from truedraw.policy import Controller, FixedLength
 from truedraw.protocols import Constraint, Drafter, LengthPolicy, Outcome
 from truedraw.randomness import Noise, Source, philox
-from truedraw.registry import TREE_RULES, LoadOptions, Model, find_rule, load_model, make_drafter
+from truedraw.registry import TREE_RULES, LoadOptions, Model, check_takes_corpus, find_rule, load_model, make_drafter
 from truedraw.sequence import ActiveSequence
 from truedraw.strict import load as strict_load
 from truedraw.text.prompt import Prompt, encode_prompt
@@ -115,6 +117,7 @@ class Engine:
         drafter: str | Drafter = "auto",
         draft_model: str | None = None,
         draft_length: int | str = "auto",
+        corpus: Corpus | Sources | Paths | None = None,
         rule: str = "auto",
         allow_lossy: bool = False,
         context: int | None = None,
@@ -134,6 +137,9 @@ class Engine:
                       by +, or a Drafter
         draft_length  how many tokens to draft, or auto: as many as pay, by the profile of this machine,
                       which is measured on first use
+        corpus        what suffix copies from besides prompt and output: a Corpus, or paths of texts, folders and at
+                      most one .corpus file, to which answers are added and which `close` writes; corpus_files.gather
+                      has more options
         strict        only where rows are bit-identical whatever the pass (strict.py): checked, and priced
         The other options are those of registry.LoadOptions. Raises UsageError.
         """
@@ -146,6 +152,13 @@ class Engine:
             raise InvalidParameter("draft_model", draft_model, "None together with a Drafter of one's own")
         if rule != "auto":
             find_rule(rule, allow_lossy=allow_lossy)
+        if corpus is not None:
+            if not isinstance(drafter, str):
+                raise InvalidParameter("corpus", corpus, "None together with a Drafter of one's own, which may take one itself")
+            if draft_length == 0:
+                raise InvalidParameter("draft_length", draft_length, "auto or at least 1 with a corpus")
+            check_takes_corpus(drafter if drafter != "auto" else "suffix")
+            corpus = corpus if isinstance(corpus, Corpus | Sources) else gather(corpus)
         options = LoadOptions(context, slots, threads, threads_small, kv_type, kv_unified)
         target = (
             strict_load(model, options, on_progress or (lambda message: None))
@@ -164,7 +177,10 @@ class Engine:
                     raise InvalidParameter("drafter", drafter, "auto, model or tree when a draft model is given")
                 timed = draft if policy is None and draft is not None and draft.runner.identity else None
                 pass_seconds = None if timed is None else _profile(timed, on_progress).pass_seconds
-                drafter = make_drafter(drafter, target, draft, pass_seconds)
+                if corpus is not None:
+                    check_takes_corpus(drafter)
+                known = corpus.open(target.tokenizer, on_progress) if isinstance(corpus, Sources) else corpus
+                drafter = make_drafter(drafter, target, draft, pass_seconds=pass_seconds, corpus=known)
             if policy is None and target.runner.identity and target.runner.can_rollback and not isinstance(drafter, NoDrafter):
                 policy = Controller(_profile(target, on_progress), blind=drafter.samples and not drafter.forecasts)
             return cls(target, drafter, policy, rule=rule, allow_lossy=allow_lossy)
@@ -449,8 +465,10 @@ class Engine:
 
     def close(self) -> None:
         """Free models and caches. Idempotent."""
-        self.drafter.close()
-        self._target.close()
+        try:
+            self.drafter.close()
+        finally:
+            self._target.close()
 
     def __enter__(self) -> Engine:
         return self

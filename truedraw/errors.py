@@ -6,6 +6,7 @@ TruedrawError
 │   ├── PromptError           a prompt that is empty or longer than the context
 │   ├── ModelNotFound         no such model file, registry name or cached hub file
 │   ├── ModelFileError        the file exists and is not a usable model
+│   ├── CorpusError           a corpus that is missing, binary, damaged, of another tokenizer or too large
 │   ├── IncompatibleModels    target, drafter and rule do not go together
 │   └── MissingExtra          an optional package is not installed
 └── RunError                  something failed while running
@@ -48,6 +49,10 @@ class ModelNotFound(UsageError):
 
 class ModelFileError(UsageError):
     """The file exists and is not a usable model."""
+
+
+class CorpusError(UsageError):
+    """A corpus that is missing, binary, damaged, of another tokenizer or larger than its bound."""
 
 
 class IncompatibleModels(UsageError):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from truedraw.drafters.corpus import Corpus
 from truedraw.errors import InvalidParameter
 from truedraw.protocols import Drafter, ModelRunner, Tokenizer
 from truedraw.verify import Rule, block, coupled, family, lossy, multidraft, token, traversal
@@ -109,12 +110,31 @@ def load_model(spec: str, options: LoadOptions, on_progress: Callable[[str], Non
     return Model(spec, llama, llama.tokenizer)
 
 
-def make_drafter(name: str, target: Model, draft: Model | None, pass_seconds: PassSeconds | None = None) -> Drafter:
-    """`name`: one of DRAFTERS, or several joined by + (drafters/chain.py). pass_seconds: of the draft model."""
+def check_takes_corpus(drafter: str) -> None:
+    """Raises InvalidParameter if no part of that drafter copies from a corpus."""
+    if "suffix" not in drafter.split("+"):
+        raise InvalidParameter("drafter", drafter, "suffix, or names joined by + with suffix among them, where a corpus is given")
+
+
+def make_drafter(
+    name: str, target: Model, draft: Model | None, *, pass_seconds: PassSeconds | None = None, corpus: Corpus | None = None
+) -> Drafter:
+    """`name`: one of DRAFTERS, or several joined by + (drafters/chain.py).
+
+    pass_seconds: of the draft model; corpus: what `suffix` copies from besides. Raises InvalidParameter.
+    """
+    if corpus is not None:
+        check_takes_corpus(name)
     if "+" in name:
         from truedraw.drafters.chain import ChainDrafter
 
-        return ChainDrafter([make_drafter(part, target, draft, pass_seconds) for part in name.split("+")])
+        parts = name.split("+")
+        return ChainDrafter(
+            [
+                make_drafter(part, target, draft, pass_seconds=pass_seconds, corpus=corpus if part == "suffix" else None)
+                for part in parts
+            ]
+        )
     match name:
         case "none":
             from truedraw.drafters.none import NoDrafter
@@ -123,7 +143,7 @@ def make_drafter(name: str, target: Model, draft: Model | None, pass_seconds: Pa
         case "suffix":
             from truedraw.drafters.suffix import SuffixDrafter
 
-            return SuffixDrafter()
+            return SuffixDrafter(corpus=corpus)
         case "ngram":
             from truedraw.drafters.ngram import NGramDrafter
 

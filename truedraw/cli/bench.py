@@ -33,6 +33,8 @@ def bench(
     draft_model: opt.DraftModel = None,
     drafter: opt.DrafterName = "auto",
     draft_length: opt.DraftLength = "auto",
+    corpus: opt.CorpusPaths = None,
+    corpus_size: opt.CorpusSize = None,
     rule: opt.RuleName = "auto",
     allow_lossy: opt.AllowLossy = False,
     max_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 160,
@@ -61,7 +63,8 @@ def bench(
     done: dict[str, Workload] = {}
     with opt.load_engine(
         model, drafter=drafter, draft_model=draft_model, draft_length=draft_length, rule=rule, allow_lossy=allow_lossy,
-        context=context, slots=concurrency, threads=threads, kv_type=kv_type, strict=strict,
+        context=context, slots=concurrency, threads=threads, kv_type=kv_type, strict=strict, corpus=corpus,
+        corpus_size=corpus_size, corpus_learning=False,  # else the second round would copy the answers of the first
     ) as engine:  # fmt: skip
         _warm_up(engine, next(iter(found.values()))[0], params)
         with Progress(console=stderr_console(), transient=True) as progress:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from truedraw.drafters.corpus import LIMIT
+from truedraw.drafters.corpus_files import ENDING, Sources, gather
 from truedraw.engine import Engine
 from truedraw.errors import InvalidParameter, PromptError
 from truedraw.registry import MODELS
@@ -36,6 +38,16 @@ DrafterName = Annotated[
     _option(_SPECULATION, "auto, none, suffix, ngram, model, tree (two candidates; toy model) or random; several joined by +."),
 ]
 DraftLength = Annotated[str, _option(_SPECULATION, "Tokens to draft per step, or auto.")]
+CorpusPaths = Annotated[
+    list[str] | None,
+    _option(
+        _SPECULATION,
+        f"A text file or folder that suffix may copy from, or FILE{ENDING}: answers are kept there, and copied from. May be "
+        "repeated.",
+        "--corpus",
+    ),
+]
+CorpusSize = Annotated[int | None, _option(_SPECULATION, f"Tokens of the corpus at most; default: {LIMIT:,}.")]
 RuleName = Annotated[
     str,
     _option(
@@ -126,6 +138,9 @@ def load_engine(
     threads: int | None,
     kv_type: str,
     strict: bool = False,
+    corpus: list[str] | None = None,
+    corpus_size: int | None = None,
+    corpus_learning: bool = True,
 ) -> Engine:
     """Engine.load, with what takes seconds shown on standard error."""
     from truedraw.cli.output import Progress
@@ -141,6 +156,7 @@ def load_engine(
             drafter=drafter,
             draft_model=draft_model,
             draft_length=length,
+            corpus=_sources(corpus, corpus_size, corpus_learning),
             rule=rule,
             allow_lossy=allow_lossy,
             context=context,
@@ -150,6 +166,15 @@ def load_engine(
             strict=strict,
             on_progress=progress.say,
         )
+
+
+def _sources(paths: list[str] | None, size: int | None, learning: bool) -> Sources | None:
+    """Raises UsageError."""
+    if not paths:
+        if size is not None:
+            raise InvalidParameter("corpus_size", size, "left out where there is no --corpus")
+        return None
+    return gather(paths, limit=LIMIT if size is None else size, learning=learning)
 
 
 def read_prompt(prompt: str) -> str:

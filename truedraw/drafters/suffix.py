@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from truedraw.drafters.automaton import SuffixAutomaton
-from truedraw.drafters.evidence import GREEDY, SAMPLED, Evidence, History
+from truedraw.drafters.corpus import Corpus
+from truedraw.drafters.evidence import ALONE, ELSEWHERE, GREEDY, MIXED, RESUMED, SAMPLED, Evidence, History
 from truedraw.errors import InvalidParameter
 from truedraw.protocols import Drafter, DraftRequest, Forecast, Outcome, StepNoise
 from truedraw.randomness import Purpose
@@ -29,25 +30,28 @@ TokenIds: TypeAlias = npt.NDArray[np.int64]
 LEAST_SURVIVAL = 0.02
 MOST_FOLLOWERS = 64
 
-MIXED, ALONE, RESUMED = range(3)
-
 AHEAD = 12
 """An interrupted copy is taken up again at most so many tokens further on, and so many tokens later."""
 
 _OWN_MATCH = 3  # tokens: such a match is trusted more than the place where a copy was interrupted
 _CAUGHT_UP = 14  # tokens of a copy taken up again; by then it is the longest match itself
+_BORROWED = 64  # tokens that are looked up in a corpus at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A place in the text to copy from: text[start:], behind a match of `length` tokens.
+    """What to copy behind a match of `length` tokens: text[start:], or tokens from elsewhere.
 
     state  of the match in the automaton; None where a copy is taken up again
+    tokens, count, share  from a corpus, how often the first followed the match, and its share there
     """
 
     start: int
     length: int
     state: int | None
+    tokens: tuple[int, ...] = ()
+    count: int = 1
+    share: float = 1.0
 
 
 class Text:
@@ -60,19 +64,29 @@ class Text:
         self.automaton = SuffixAutomaton()
         self.history = history
         self.copy: Copy | None = None
+        self.unread: list[int] = []  # emitted, and not followed yet
         self._prompt_length = prompt_length
         self._coupled = coupled
         self._ahead: int | None = None  # where the copy that was right last would go on
         self._resumed: Copy | None = None
+        self._borrowed: Copy | None = None
         self._since = 0  # tokens emitted after that copy's last right one
+
+    @property
+    def answer(self) -> list[int]:
+        """The tokens of the output."""
+        return [*self.automaton.text, *self.unread][self._prompt_length :]
 
     def follow(self, tokens: Sequence[int], noise: StepNoise) -> None:
         """Take in emitted tokens; each scores the copy that stood for it."""
         text = self.automaton.text
+        self.unread.clear()
         for token in tokens:
             position = len(text)
-            if self.copy is not None:
+            if self.copy is not None and not self.copy.tokens:
                 self._score(self.copy, token, noise, position)
+            if self._borrowed is not None:
+                self._borrowed = self._score_borrowed(self._borrowed, token)
             self.automaton.extend(token)
             if position + 1 >= self._prompt_length:
                 self.copy = self._choose()
@@ -87,7 +101,26 @@ class Text:
             if copy.state is None and copy.length + 1 < _CAUGHT_UP:
                 self._resumed = Copy(copy.start + 1, copy.length + 1, None)
 
+    def _score_borrowed(self, copy: Copy, token: int) -> Copy | None:
+        right = copy.tokens[0] == token
+        self.history.score(Evidence(ELSEWHERE, copy.length, copy.count), right)
+        left = copy.tokens[1:]
+        return Copy(0, copy.length + 1, None, left, copy.count) if right and left else None
+
+    def borrow(self, corpus: Corpus, at_least: int) -> None:
+        """Look for a match in the corpus that is longer than the own one, unless there is one already."""
+        longer = max(at_least, 1 + (self.copy.length if self.copy is not None else 0))
+        if self._borrowed is None and (match := corpus.find(np.array(self.automaton.text[-_BORROWED:], np.int32), longer)):
+            count = round(match.occurrences * match.share)
+            tokens = tuple(corpus.copy(match, _BORROWED))
+            self._borrowed = Copy(0, match.length, None, tokens, max(count, 1), match.share)
+        self.copy = self._choose()
+
     def _choose(self) -> Copy | None:
+        own, borrowed = self._choose_own(), self._borrowed
+        return borrowed if borrowed is not None and (own is None or borrowed.length > own.length) else own
+
+    def _choose_own(self) -> Copy | None:
         automaton = self.automaton
         matched = automaton.match_length if automaton.predicted() is not None else 0
         own = Copy(automaton.match_end, matched, automaton.match_state) if matched else None
@@ -119,7 +152,7 @@ class Text:
         if copy is None:
             return
         state, depth = copy.state, 0
-        while True:
+        while not copy.tokens or depth < len(copy.tokens):
             token, seen = self._next(copy, state, depth, noise, noise.start + depth)
             yield token, seen
             if state is not None:
@@ -130,6 +163,8 @@ class Text:
 
     def _next(self, copy: Copy, state: int | None, depth: int, noise: StepNoise, position: int) -> tuple[int, Evidence]:
         """The token that is drafted at a depth of a copy whose drafts so far led to `state`."""
+        if copy.tokens:
+            return copy.tokens[depth], Evidence(ELSEWHERE, copy.length + depth, copy.count)
         if state is None:
             return self.automaton.copied(copy.start, depth), Evidence(RESUMED, copy.length + depth)
         mixed = self.automaton.num_followers(state) > 1
@@ -163,7 +198,8 @@ class Text:
     def survival(self, noise: StepNoise, count: int) -> tuple[list[int], list[float], bool]:
         """Up to `count` drafts, for each the probability that it and all before it are right, and whether
         anything else could have been drafted. Ends where next to nothing survives."""
-        alive, tokens, survival, mixed = 1.0, [], [], False
+        alive = 1.0 if self.copy is None else self.copy.share
+        tokens, survival, mixed = [], [], False
         for (token, seen), _ in zip(self.drafts(noise), range(count), strict=False):
             alive *= self.history.probability(seen)
             if alive < LEAST_SURVIVAL:
@@ -192,8 +228,10 @@ class Text:
         tokens: list[int] = []
         state = None if copy is None else copy.state
         while copy is not None and len(tokens) < count:
+            if copy.tokens and len(tokens) == len(copy.tokens):
+                break
             if state is None:
-                tokens.append(self.automaton.copied(copy.start, len(tokens)))
+                tokens.append(self._next(copy, None, len(tokens), noise, noise.start)[0])
                 continue
             ids, shares = self.followers(state)
             if not len(ids):
@@ -210,14 +248,16 @@ class SuffixDrafter(Drafter):
     token's survival for the policy to decide by.
 
     min_match  shorter matches propose nothing
+    corpus     other texts to copy from; one that learns is given each answer when it has ended
     """
 
     forecasts = True
 
-    def __init__(self, min_match: int = 1) -> None:
+    def __init__(self, min_match: int = 1, *, corpus: Corpus | None = None) -> None:
         if isinstance(min_match, bool) or not isinstance(min_match, int) or min_match < 1:
             raise InvalidParameter("min_match", min_match, "an integer >= 1")
         self.min_match = min_match
+        self.corpus = corpus
         self._texts: dict[int, Text] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
@@ -244,11 +284,26 @@ class SuffixDrafter(Drafter):
             text = Text(request.prompt_length, history, coupled=request.coupled and sampled)
             self._texts[request.sequence] = text
         text.follow(request.context[len(text.automaton.text) :].tolist(), request.noise)
+        if self.corpus is not None:
+            text.borrow(self.corpus, self.min_match)
         if text.copy is None or max(text.copy.length, 1) < self.min_match:
             return [], [], False
         return text.survival(request.noise, request.max_draft)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
-            if outcome.finished:
-                self._texts.pop(outcome.sequence, None)
+            if outcome.sequence in self._texts:
+                self._texts[outcome.sequence].unread += outcome.tokens
+                if outcome.finished:
+                    self._forget(outcome.sequence)
+
+    def _forget(self, sequence: int) -> None:
+        text = self._texts.pop(sequence)
+        if self.corpus is not None and self.corpus.learning:
+            self.corpus.add(text.answer)
+
+    def close(self) -> None:
+        for sequence in list(self._texts):  # what was not finished
+            self._forget(sequence)
+        if self.corpus is not None:
+            self.corpus.close()
