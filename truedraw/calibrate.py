@@ -20,6 +20,8 @@ LARGE_SIZES = (8, 32)
 """Passes of more than one token that the number of threads is chosen on."""
 LEAST_GAIN = 0.03
 """Fewer threads than all cores must be faster by this share to be chosen: noise should not flip the choice."""
+STEADY = 1.5
+"""A choice lasts: none is made where the middle round took so many times the best one."""
 
 
 def quick(runner: ModelRunner, clock: Callable[[], float] = time.perf_counter) -> Profile:
@@ -102,7 +104,8 @@ def threads(
     """Measure passes of one, 8 and 32 tokens behind `cached` ones with each of the runner's `thread_counts`, and
     leave it with the fastest for small and for large passes; None where the runner is not Threaded.
 
-    All cores stay chosen unless fewer are faster by LEAST_GAIN, for large passes in the mean over their sizes.
+    All cores stay chosen unless fewer are faster by LEAST_GAIN, for large passes in the mean over their sizes; and
+    where the same pass took STEADY times its best in the middle round, since then another program ran.
     Numbers of threads come one after the other in every round, up and down in turn; after three rounds it stops
     when the time is up. The best round counts: what other programs take says nothing about the threads, and a
     choice lasts. Slot 0 is empty afterwards. Raises RunnerError where not even one token fits.
@@ -129,10 +132,13 @@ def threads(
                 taken[count, size].append(_timed(runner, range(1), size, cached, clock))
     runner.rollback(0, 0)
     times = {kind: min(each) for kind, each in taken.items()}
+    steady = all(statistics.median(each) <= STEADY * times[kind] for kind, each in taken.items())
     small = _fastest(counts, {count: [times[count, 1]] for count in counts})
     large = _fastest(counts, {count: [times[count, size] for size in sizes if size > 1] for count in counts})
+    if not steady:
+        small = large = counts[-1]
     runner.set_threads(small, large)
-    return ThreadChoice(small, large, tuple(ThreadTime(*kind, took) for kind, took in times.items()))
+    return ThreadChoice(small, large, tuple(ThreadTime(*kind, took) for kind, took in times.items()), steady)
 
 
 def _fastest(counts: Sequence[int], times: Mapping[int, Sequence[float]]) -> int:

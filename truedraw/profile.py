@@ -102,11 +102,13 @@ class ThreadChoice:
 
     small, large  for passes of one token, and for larger ones
     measured      what was chosen from; empty: it was not measured
+    steady        False: another program ran, and all cores stayed for want of a measurement
     """
 
     small: int
     large: int
     measured: tuple[ThreadTime, ...] = ()
+    steady: bool = True
 
     def __post_init__(self) -> None:
         for name in ("small", "large"):

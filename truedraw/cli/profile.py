@@ -108,11 +108,11 @@ def _extend(loaded: Model, slot: int, wanted: TokenArray, lengths: Sequence[int]
 
 
 def _choose_threads(loaded: Model, options: LoadOptions) -> profiles.ThreadChoice | None:
-    """Those asked for, or the fastest, which are kept for later loads; None where there are none to choose."""
+    """Those asked for, or the fastest, kept for later loads if the machine was quiet; None where there are none to choose."""
     if options.threads is not None:
         return profiles.ThreadChoice(options.threads, options.threads)
     choice = calibrate.threads(loaded.runner)
-    if choice is not None:
+    if choice is not None and choice.steady:
         keep_threads(loaded, choice)
     return choice
 
@@ -145,10 +145,11 @@ def _histories(model: str, options: LoadOptions, text: TokenArray, cached: int, 
 
 
 class _Steps:
-    """A progress bar on standard error that lines can be told beside."""
+    """A progress bar on standard error that lines can be told beside; only those where it is no terminal."""
 
     def __init__(self, total: int) -> None:
-        self._bar = Bar(console=stderr_console(), transient=True)
+        console = stderr_console()
+        self._bar = Bar(console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bar.add_task("measuring", total=total)
 
     @contextmanager

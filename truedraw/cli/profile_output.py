@@ -79,7 +79,12 @@ def _threads(choice: ThreadChoice) -> str:
     for size in sorted({time.size for time in choice.measured}):
         each = [f"{1000 * time.seconds:.1f} ({time.threads})" for time in choice.measured if time.size == size]
         times.append(f"{size} token{'s' if size > 1 else ''} {', '.join(each)}")
-    return f"{told}, of ms per pass (threads): {'; '.join(times)}. Kept for later runs without --threads."
+    kept = (
+        "Kept for later runs without --threads."
+        if choice.steady
+        else "Not chosen, since other programs run (the same pass took far longer at times): all cores, and nothing is kept."
+    )
+    return f"{told}. Milliseconds per pass (threads): {'; '.join(times)}. {kept}"
 
 
 def _print_times(console: Console, report: Report) -> None:
@@ -108,7 +113,7 @@ def _print_classes(console: Console, report: Report) -> None:
 
 
 def _passes(points: Sequence[CostPoint], report: Report) -> str:
-    """As in `1 x 1; 2 x 2 to 32`: consecutive sizes, of those measured, as a range."""
+    """As in `1x1 2x2-32`: consecutive sizes, of those measured, as a range."""
     parts = []
     for sequences in sorted({point.sequences for point in points}):
         cached = points[0].cached
@@ -120,9 +125,9 @@ def _passes(points: Sequence[CostPoint], report: Report) -> str:
                 runs[-1].append(place)
             else:
                 runs.append([place])
-        shown = [f"{all_sizes[run[0]]} to {all_sizes[run[-1]]}" if len(run) > 1 else f"{all_sizes[run[0]]}" for run in runs]
-        parts.append(f"{sequences} x {', '.join(shown)}")
-    return "; ".join(parts)
+        shown = [f"{all_sizes[run[0]]}-{all_sizes[run[-1]]}" if len(run) > 1 else f"{all_sizes[run[0]]}" for run in runs]
+        parts.append(f"{sequences}x{','.join(shown)}")
+    return " ".join(parts)
 
 
 def _print_histories(console: Console, report: Report) -> None:
