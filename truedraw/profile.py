@@ -1,4 +1,5 @@
-"""What a pass costs on this machine: a value, and where it is kept between runs."""
+"""What a pass costs on this machine, and with how many threads it is fastest: values, and where they are kept
+between runs."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +91,37 @@ def _at_length(points: Sequence[CostPoint], cached: int) -> float:
     return float(np.interp(cached, [point.cached for point in ordered], [point.seconds for point in ordered]))
 
 
-# ---------------------------------------------------------------- where it is kept
+@dataclass(frozen=True, slots=True)
+class ThreadTime:
+    """Seconds of a pass of `size` tokens with so many threads."""
+
+    threads: int
+    size: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadChoice:
+    """With how many threads passes are fastest.
+
+    small, large  for passes of one token, and for larger ones
+    measured      what was chosen from; empty: it was not measured
+    steady        False: another program ran, and all cores stayed for want of a measurement
+    """
+
+    small: int
+    large: int
+    measured: tuple[ThreadTime, ...] = ()
+    steady: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("small", "large"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidParameter(f"threads, {name}", value, "an integer >= 1")
+
+
+# ---------------------------------------------------------------- where they are kept
 
 
 def folder() -> Path:
@@ -103,29 +135,64 @@ def load(key: Mapping[str, str]) -> tuple[Profile | None, str | None]:
 
     A file that is missing is no news. Never raises.
     """
-    path = folder() / _name(key)
-    try:
-        stored = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None, None
-    except (OSError, ValueError) as error:
-        return None, f"the stored profile {path.name} cannot be read ({type(error).__name__}): measuring again"
-    try:
-        if stored["format"] != FORMAT or dict(stored["key"]) != dict(key):
-            return None, f"the stored profile {path.name} is of another version or machine: measuring again"
-        return Profile(tuple(CostPoint(**point) for point in stored["points"]), dict(stored["key"])), None
-    except (KeyError, TypeError, ValueError) as error:
-        return None, f"the stored profile {path.name} is damaged ({type(error).__name__}): measuring again"
+    content, problem = _read(folder() / _name(key), key)
+    if content is not None:
+        try:
+            return Profile(tuple(CostPoint(**point) for point in content["points"]), dict(key)), None
+        except (KeyError, TypeError, ValueError) as error:
+            problem = f"is damaged ({type(error).__name__})"
+    return None, problem and f"the stored profile {_name(key)} {problem}: measuring again"
 
 
 def store(profile: Profile) -> None:
     """Keep it for the next run. A directory that cannot be written to is no error: then it is measured again."""
-    path = folder() / _name(profile.key)
-    content = {"format": FORMAT, "key": dict(profile.key), "points": [asdict(point) for point in profile.points]}
+    _write(folder() / _name(profile.key), profile.key, {"points": [asdict(point) for point in profile.points]})
+
+
+def load_threads(key: Mapping[str, str]) -> tuple[ThreadChoice | None, str | None]:
+    """The stored choice of threads for this key, which names no number of threads, and one line where a stored
+    one could not be used: it is then removed, so that the line comes once. Never raises.
+    """
+    path = folder() / f"threads-{_name(key)}"
+    content, problem = _read(path, key)
+    if content is not None:
+        try:
+            measured = tuple(ThreadTime(**time) for time in content["measured"])
+            return ThreadChoice(content["small"], content["large"], measured), None
+        except (KeyError, TypeError, ValueError) as error:
+            problem = f"is damaged ({type(error).__name__})"
+    if problem is None:
+        return None, None
+    with contextlib.suppress(OSError):
+        path.unlink()
+    return None, f"the stored choice of threads {path.name} {problem}: taking all cores (truedraw profile chooses again)"
+
+
+def store_threads(choice: ThreadChoice, key: Mapping[str, str]) -> None:
+    """Keep it for the next run. A directory that cannot be written to is no error."""
+    _write(folder() / f"threads-{_name(key)}", key, asdict(choice))
+
+
+def _read(path: Path, key: Mapping[str, str]) -> tuple[Any, str | None]:
+    """The content of a file that was stored under `key`, or None and what is wrong with it."""
+    try:
+        content = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None, None
+    except (OSError, ValueError, RecursionError) as error:
+        return None, f"cannot be read ({type(error).__name__})"
+    try:
+        known = content["format"] == FORMAT and dict(content["key"]) == dict(key)
+    except (KeyError, TypeError, ValueError) as error:
+        return None, f"is damaged ({type(error).__name__})"
+    return (content, None) if known else (None, "is of another version or machine")
+
+
+def _write(path: Path, key: Mapping[str, str], values: Mapping[str, object]) -> None:
     temporary = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content))
+        temporary.write_text(json.dumps({"format": FORMAT, "key": dict(key), **values}))
         temporary.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -121,6 +121,20 @@ class ModelRunner(Protocol):
 
     def close(self) -> None:
         """Free the model. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Threaded(Protocol):
+    """What a runner on CPU threads can do besides.
+
+    thread_counts  the numbers of threads worth trying, ascending; the last is the default, all cores
+    """
+
+    thread_counts: tuple[int, ...]
+
+    def set_threads(self, small: int, large: int) -> None:
+        """Use so many threads for passes of one token, and for all others; `identity` follows."""
         ...
 
 

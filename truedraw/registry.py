@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from truedraw import profile
 from truedraw.drafters.corpus import Corpus
-from truedraw.errors import InvalidParameter
+from truedraw.errors import ConversionError, InvalidParameter
 from truedraw.protocols import Drafter, ModelRunner, Tokenizer
 from truedraw.verify import Rule, block, coupled, family, lossy, multidraft, token, traversal
 
@@ -32,6 +34,9 @@ LOSSY_RULES: dict[str, Callable[..., Rule]] = {
 }
 """Factories of the rules that change the law; their numbers follow the name, as in lenience:0.5."""
 
+MAX_F32_BYTES = 1_000_000_000
+"""Larger models are not written out as f32 just to be compared with."""
+
 DRAFTERS = ("none", "suffix", "ngram", "model", "tree", "random")
 MODELS = "a path to a GGUF file, smollm2[:f32|bf16|q8_0|q4_0], hub:ORG/REPO[:FILE] or toy"
 
@@ -48,9 +53,11 @@ class LoadOptions:
     clip_context  a context beyond the trained one is cut to it instead of refused (draft models:
                 they stop drafting where their window ends)
     slots       sequences at a time
-    threads     None: as many as the machine has cores; threads_small: for passes of one token
+    threads     None: as `truedraw profile` found fastest for this model here, else all cores
+    threads_small  for passes of one token; None: likewise, or as `threads` where that is given
     kv_type     f16, bf16, f32 or q8_0
     kv_unified  one cache shared by all slots (ragged batches in one pass), or a stream for each
+    flash_attention  as LlamaCppRunner has it
     """
 
     context: int | None = None
@@ -60,6 +67,7 @@ class LoadOptions:
     kv_type: str = "f16"
     kv_unified: bool = True
     clip_context: bool = False
+    flash_attention: bool = True
 
     def __post_init__(self) -> None:
         for name in ("context", "slots", "threads", "threads_small"):
@@ -72,11 +80,15 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model."""
+    """A loaded model.
+
+    path  the file it was loaded from; None: it was made up
+    """
 
     name: str
     runner: ModelRunner
     tokenizer: Tokenizer
+    path: Path | None = None
 
 
 def load_model(spec: str, options: LoadOptions, on_progress: Callable[[str], None] | None = None) -> Model:
@@ -88,7 +100,7 @@ def load_model(spec: str, options: LoadOptions, on_progress: Callable[[str], Non
         from truedraw.runners.toy import ByteTokenizer, ToyRunner, toy_language
 
         plain = LoadOptions(context=options.context, slots=options.slots, clip_context=options.clip_context)
-        for name in ("threads", "threads_small", "kv_type", "kv_unified"):
+        for name in ("threads", "threads_small", "kv_type", "kv_unified", "flash_attention"):
             if getattr(options, name) != getattr(plain, name):
                 raise InvalidParameter(name, getattr(options, name), f"{getattr(plain, name)} only, for the toy model")
         tokenizer = ByteTokenizer()
@@ -96,7 +108,19 @@ def load_model(spec: str, options: LoadOptions, on_progress: Callable[[str], Non
         return Model(spec, runner, tokenizer)
     from truedraw.runners import gguf, llamacpp
 
-    path: Path = gguf.locate(spec, llamacpp.quantise, on_progress or (lambda message: None))
+    say = on_progress or (lambda message: None)
+    return _load_file(spec, gguf.locate(spec, llamacpp.quantise, say), options, say)
+
+
+def _load_file(name: str, path: Path, options: LoadOptions, say: Callable[[str], None]) -> Model:
+    from truedraw.runners import llamacpp
+
+    if options.threads is None and options.threads_small is None:
+        choice, notice = profile.load_threads(llamacpp.machine(path))
+        if notice is not None:
+            say(notice)
+        if choice is not None:
+            options = replace(options, threads=choice.large, threads_small=choice.small)
     llama = llamacpp.LlamaCppRunner(
         path,
         context=options.context,
@@ -106,8 +130,44 @@ def load_model(spec: str, options: LoadOptions, on_progress: Callable[[str], Non
         kv_type=options.kv_type,
         kv_unified=options.kv_unified,
         clip_context=options.clip_context,
+        flash_attention=options.flash_attention,
     )
-    return Model(spec, llama, llama.tokenizer)
+    return Model(name, llama, llama.tokenizer, path)
+
+
+def keep_threads(model: Model, choice: profile.ThreadChoice) -> None:
+    """Let later loads of this model, whatever their other options, take these threads."""
+    if model.path is not None:
+        from truedraw.runners import llamacpp
+
+        profile.store_threads(choice, llamacpp.machine(model.path))
+
+
+@contextmanager
+def f32_twin(model: Model, options: LoadOptions, say: Callable[[str], None]) -> Iterator[Model]:
+    """The very weights of `model` as f32 numbers, with an f32 KV cache and plain attention.
+
+    Where the file holds other weights, a copy lies in the cache directory for as long as this takes. Raises
+    ConversionError where there can be none: no file, a copy larger than MAX_F32_BYTES, no room for it.
+    """
+    from truedraw.runners import gguf, llamacpp
+
+    options = replace(options, kv_type="f32", flash_attention=False)
+    if model.path is None or not isinstance(model.runner, llamacpp.LlamaCppRunner):
+        raise ConversionError(f"{model.name} has no weights in a file")
+    with ExitStack() as stack:
+        path = model.path
+        if not model.runner.has_f32_weights:
+            size = 4 * model.runner.num_parameters
+            if size > MAX_F32_BYTES:
+                raise ConversionError(
+                    f"{model.name} takes {size / 1e9:.1f} GB as f32, and at most {MAX_F32_BYTES / 1e9:g} GB are written"
+                )
+            say(f"writing {model.name} as f32, {size / 1e6:.0f} MB, for as long as rows are compared with it")
+            path = stack.enter_context(gguf.as_f32(path, llamacpp.quantise))
+        twin = _load_file(f"{model.name} as f32", path, options, say)
+        stack.callback(twin.runner.close)
+        yield twin
 
 
 def check_takes_corpus(drafter: str) -> None:

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from truedraw import calibrate
+from truedraw.agreement import MARGIN, Agreement, Comparison, decode, real_text, size_classes
 from truedraw.errors import IncompatibleModels, InvalidParameter
+from truedraw.protocols import ModelRunner
 from truedraw.registry import LoadOptions, Model, load_model
+from truedraw.types import TokenArray
 
 SIZES = (1, 2, 3, 4, 6, 8, 16, 32)
 CACHED = 1100
@@ -29,17 +32,17 @@ def load(spec: str, options: LoadOptions, say: Callable[[str], None]) -> Model:
     if not runner.identity:
         return model  # a toy: its rows are what its function says
     try:
-        cached = min(CACHED, runner.max_length - 64)
+        cached = min(CACHED, runner.max_length - MARGIN)
         if cached < 1:
-            raise InvalidParameter("context", runner.max_length, "at least 65 tokens, to check that rows are bit-identical")
+            raise InvalidParameter(
+                "context", runner.max_length, f"at least {MARGIN + 1} tokens, to check that rows are bit-identical"
+            )
         say(f"strict: comparing rows behind {cached} tokens")
-        text = calibrate.real_text(model.tokenizer, cached + 40)
-        told = calibrate.size_classes(runner, text, cached, SIZES)
-        told += calibrate.size_classes(runner, text, cached, (1, 1, 8), chunk=64)[1:]
-        worst = max(told, key=lambda one: one.max_tv)
-        if any(one.name != "a" for one in told):
+        told = _compare(runner, real_text(model.tokenizer, cached + MARGIN), cached)
+        size, worst = max(told, key=lambda one: one[1].max_tv)
+        if not all(agreement.identical for _, agreement in told):
             raise IncompatibleModels(
-                f"no configuration of {spec} has bit-identical rows here: passes of {worst.size} tokens differ from single ones "
+                f"no configuration of {spec} has bit-identical rows here: passes of {size} tokens differ from single ones "
                 f"by a TV of {worst.mean_tv:.2%}, at most {worst.max_tv:.2%}: take q8_0 or q4_0 weights, or no --strict"
             )
         say(_price(spec, options, model, cached, say))
@@ -47,6 +50,19 @@ def load(spec: str, options: LoadOptions, say: Callable[[str], None]) -> Model:
         runner.close()
         raise
     return model
+
+
+def _compare(runner: ModelRunner, text: TokenArray, cached: int) -> list[tuple[int, Agreement]]:
+    """Pass sizes and how their rows agree with those of single tokens, behind a prompt in chunks of 256 tokens and one
+    in chunks of 64. Slot 0 is empty afterwards."""
+    calibrate.fill(runner, 0, text[:cached])
+    known = Comparison(decode(runner, text, cached)[0])
+    told = list(zip(SIZES, size_classes(runner, text, cached, SIZES, known=known), strict=True))
+    runner.rollback(0, 0)
+    calibrate.fill(runner, 0, text[:cached], 64)
+    told += zip((1, 8), size_classes(runner, text, cached, (1, 8), known=known), strict=True)
+    runner.rollback(0, 0)
+    return told
 
 
 def _price(spec: str, options: LoadOptions, model: Model, cached: int, say: Callable[[str], None]) -> str:

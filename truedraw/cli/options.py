@@ -26,7 +26,7 @@ def _option(panel: str, text: str, *names: str) -> typer.models.OptionInfo:
 ModelName = Annotated[str, _option(_LOADING, f"{MODELS}.", "--model", "-m")]
 Context = Annotated[int | None, _option(_LOADING, "Tokens that a slot holds; default: the trained length, 4096 at most.")]
 Slots = Annotated[int | None, _option(_LOADING, "Sequences at a time; default: as many as choices.")]
-Threads = Annotated[int | None, _option(_LOADING, "Default: all cores.")]
+Threads = Annotated[int | None, _option(_LOADING, "Default: those that truedraw profile chose, else all cores.")]
 Strict = Annotated[
     bool, _option(_LOADING, "Only with rows that are bit-identical for every pass; told at what price.", "--strict")
 ]

@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -73,22 +73,45 @@ def smollm2(weight_type: str, quantise: Quantise, on_progress: Callable[[str], N
     if target.exists():
         return target
     on_progress(f"converting the demo model to {weight_type}, once")
-    aside = target.with_name(f"{target.name}.{os.getpid()}.part")
+    with _converted(source, target.name, weight_type, quantise) as aside:
+        try:
+            aside.replace(target)
+        except OSError as error:
+            raise _no_room(target.name, error) from error
+    return target
+
+
+@contextlib.contextmanager
+def as_f32(path: Path, quantise: Quantise) -> Iterator[Path]:
+    """A copy of `path` with f32 weights in the cache directory, gone afterwards. Raises ConversionError."""
+    with _converted(path, f"{path.stem}-f32.gguf", "f32", quantise) as copy:
+        yield copy
+
+
+@contextlib.contextmanager
+def _converted(source: Path, name: str, weight_type: str, quantise: Quantise) -> Iterator[Path]:
+    """`source` in another weight type, under a name of this process; removed unless it was moved away."""
+    aside = cache_directory() / f"{name}.{os.getpid()}.part"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(target.parent)
-        quantise(source, aside, weight_type)
-        aside.replace(target)
-    except (OSError, ConversionError) as error:
-        free = shutil.disk_usage(_existing(target.parent)).free
-        raise ConversionError(
-            f"the demo model could not be written to {target} ({error}; {free >> 20} MiB are free there): "
-            "make room, or point XDG_CACHE_HOME elsewhere"
-        ) from error
+        try:
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            _sweep(aside.parent)
+            quantise(source, aside, weight_type)
+        except (OSError, ConversionError) as error:
+            raise _no_room(name, error) from error
+        yield aside
     finally:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
-    return target
+
+
+def _no_room(name: str, error: Exception) -> ConversionError:
+    target = cache_directory() / name
+    free = shutil.disk_usage(_existing(target.parent)).free
+    return ConversionError(
+        f"the model could not be written to {target} ({error}; {free >> 20} MiB are free there): "
+        "make room, or point XDG_CACHE_HOME elsewhere"
+    )
 
 
 def _shipped() -> Path:

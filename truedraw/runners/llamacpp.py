@@ -5,6 +5,7 @@ Not its high-level Llama class: that keeps a float matrix of context x vocabular
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -76,9 +77,10 @@ class LlamaCppRunner:
 
     context        tokens per slot; None: the trained length, 4096 at most. More than was trained
                    is refused, or with clip_context cut to that
-    threads_small  threads for passes of one token; threads: for all others
+    threads_small  threads for passes of one token, None: as for all others; threads: for those, None: all cores
     kv_unified     True: all slots share one cache, and a ragged batch is one pass. False: a stream
                    for each slot, which keeps a slot's own cells in order whatever the others do
+    flash_attention  False: without the fused kernel, which rounds f32 KV to f16 first
     Sliding-window models get full-size caches, so that they can roll back. Recurrent and hybrid
     ones cannot: they forget everything or nothing. Raises ModelFileError, InvalidParameter.
     """
@@ -97,8 +99,17 @@ class LlamaCppRunner:
         kv_type: str = "f16",
         kv_unified: bool = True,
         clip_context: bool = False,
+        flash_attention: bool = True,
     ) -> None:
-        self.identity: Mapping[str, str] = _identity(path, threads, threads_small, kv_type, kv_unified, num_slots)
+        self.thread_counts = thread_counts(*_cores())
+        large = threads or self.thread_counts[-1]
+        small = threads_small or large
+        self.identity: Mapping[str, str] = {
+            **machine(path),
+            "threads": _told(small, large),
+            "kv": f"{kv_type} {'unified' if kv_unified else 'streams'} {num_slots}",
+            "flash_attention": "auto" if flash_attention else "off",
+        }
         self._model: Any = None
         self._context: Any = None
         self._on_close: list[Callable[[], None]] = []
@@ -127,8 +138,10 @@ class LlamaCppRunner:
         self.vocab_size = self.tokenizer.vocab_size
         self.max_rows = max(1, min(MAX_PASS_SIZE, MAX_LOGITS_BYTES // (4 * self.vocab_size)))
         self.max_pass_size = MAX_PASS_SIZE
+        self.num_parameters: int = llama.llama_model_n_params(self._model)
+        self.has_f32_weights = llama.llama_model_ftype(self._model) & ~llama.LLAMA_FTYPE_GUESSED == llama.LLAMA_FTYPE_ALL_F32
         self._context = llama.llama_init_from_model(
-            self._model, self._context_params(threads, threads_small, _KV_TYPES[kv_type], kv_unified)
+            self._model, self._context_params(small, large, _KV_TYPES[kv_type], kv_unified, flash_attention)
         )
         if not self._context:
             self.close()
@@ -139,17 +152,18 @@ class LlamaCppRunner:
         self._with_hidden = False
         self._width = llama.llama_model_n_embd(self._model)
 
-    def _context_params(self, threads: int | None, threads_small: int | None, kv_type: int, kv_unified: bool) -> Any:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    def _context_params(self, small: int, large: int, kv_type: int, kv_unified: bool, flash_attention: bool) -> Any:
         params = llama.llama_context_default_params()
         params.n_ctx = self.max_length * self.num_slots
         params.n_batch = params.n_ubatch = MAX_PASS_SIZE
         params.n_outputs_max = self.max_rows
         params.n_seq_max = self.num_slots
-        params.n_threads_batch = threads or cores
-        params.n_threads = threads_small or threads or cores
+        params.n_threads_batch = large
+        params.n_threads = small
         params.type_k = params.type_v = kv_type
         params.kv_unified = kv_unified
+        if not flash_attention:
+            params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.swa_full = True
         params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
         params.no_perf = True
@@ -199,6 +213,12 @@ class LlamaCppRunner:
             raise RollbackUnsupported(f"slot {slot} cannot be cut to {length} tokens: this model forgets everything or nothing")
         self._lengths[slot] = length
 
+    def set_threads(self, small: int, large: int) -> None:
+        """See Threaded. What the cache holds stays."""
+        self._refuse_if_closed()
+        llama.llama_set_n_threads(self._context, small, large)
+        self.identity = {**self.identity, "threads": _told(small, large)}
+
     def _refuse_if_closed(self) -> None:
         if self._context is None:
             raise RunnerError("the model has been closed: load it again")
@@ -213,10 +233,9 @@ class LlamaCppRunner:
         self._context = self._model = None
 
 
-def _identity(
-    path: Path, threads: int | None, threads_small: int | None, kv_type: str, kv_unified: bool, num_slots: int
-) -> dict[str, str]:
-    """What the cost of a pass depends on. A file is known by its first 64 KiB, its size and its time."""
+def machine(path: Path) -> dict[str, str]:
+    """The file, the library and the processor, by name: what the best number of threads depends on, and a part of
+    what the cost of a pass does. A file is known by its first 64 KiB, its size and its time."""
     try:
         with path.open("rb") as file:
             header = hashlib.sha256(file.read(1 << 16)).hexdigest()[:16]
@@ -227,11 +246,32 @@ def _identity(
     return {
         "file": of_file,
         "library": f"llama-cpp-python {llama.__version__}",
-        "threads": f"{threads or 'all'} {threads_small or 'same'} of {os.cpu_count()}",
-        "kv": f"{kv_type} {'unified' if kv_unified else 'streams'} {num_slots}",
-        "flash_attention": "auto",
-        "processor": _processor(),
+        "processor": f"{_processor()}, {_cores()[1]} of {os.cpu_count()} cores",
     }
+
+
+def _told(small: int, large: int) -> str:
+    return f"{large}" if small == large else f"{large}, {small} for single tokens"
+
+
+def thread_counts(physical: int, available: int) -> tuple[int, ...]:
+    """Powers of two up to the physical cores, those themselves, and all that are available, which come last;
+    the six largest."""
+    powers = [1 << exponent for exponent in range(physical.bit_length())]
+    return tuple(sorted({*powers, physical, available})[-6:])
+
+
+@functools.cache
+def _cores() -> tuple[int, int]:
+    """Physical cores and hardware threads that this process may use."""
+    if not hasattr(os, "sched_getaffinity"):
+        count = os.cpu_count() or 1
+        return count, count
+    usable = os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):
+        siblings = {Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list").read_text() for number in usable}
+        return len(siblings), len(usable)
+    return len(usable), len(usable)
 
 
 @functools.cache
