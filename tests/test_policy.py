@@ -6,7 +6,7 @@ import pytest
 
 from truedraw import calibrate, profile
 from truedraw.errors import InvalidParameter
-from truedraw.policy import LOSS_SHARE, MOST_CREDIT, PROBE_SHARE, START_LOSS, Controller, FixedLength, PassCosts
+from truedraw.policy import LOSS_SHARE, MOST_CREDIT, PROBE_SHARE, START_LOSS, Controller, FixedLength, Ledger, PassCosts
 from truedraw.profile import CostPoint, Profile
 from truedraw.protocols import Forecast, PointProposal, SequenceState, StepTiming
 from truedraw.runners.toy import ToyRunner, hashed
@@ -124,6 +124,7 @@ def test_drawn_drafts_are_chosen_by_the_acceptance_seen():
 def test_a_sequence_that_was_refused_is_probed_at_the_stated_share_of_the_time():
     policy = Controller(curve(BF16), blind=True)
     drafted(policy, 0, 1, 0)
+    policy.ledger = Ledger()
     spent = probed = 0.0
     for _ in range(3000):
         (k,) = policy.limits([state(0)])
@@ -176,6 +177,8 @@ def test_a_costly_start_is_no_probe():
     poor = (0.1, 0.01)
     policy.limits([state()])
     assert policy.worth(state(), Forecast(poor, 0.001, 0.2)).length == 0
+    assert policy.worth(state(), Forecast(poor, 0.001, 0.05)).length == 0, "nor beyond what the ledger covers"
+    policy.ledger.steps = 10.0
     assert policy.worth(state(), Forecast(poor, 0.001, 0.05)).length == 1
     assert policy.worth(state(1), Forecast(poor, 0.001)).length == 0  # one sequence probes in a step
     assert policy.worth(state(), Forecast(poor)).length == 0  # what is scored for nothing needs no probe

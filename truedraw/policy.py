@@ -165,9 +165,10 @@ class Controller(LengthPolicy):
         return Worth(length, max(0.0, float(values[length])))
 
     def _may_probe(self, sequence: SequenceState, draft_seconds: float) -> bool:
-        """One sequence in a step, once the share of time that probes may take covers it."""
+        """One sequence in a step, once the share of time that probes may take covers it, and the ledger does."""
         table = self.costs.table(self._num_sequences + 1, sequence.length, self._num_sequences)
-        if self._probe_seconds < float(table[-1] - table[-2]) + draft_seconds:
+        seconds = float(table[-1] - table[-2]) + draft_seconds
+        if seconds > self._probe_seconds or seconds > self.ledger.steps * float(table[-2]):
             return False
         if self._probing is None:
             self._probing = sequence.sequence
