@@ -18,7 +18,9 @@ import numpy as np
 
 from truedraw import randomness
 from truedraw.drafters.model import ModelDrafter
+from truedraw.drafters.suffix import SuffixDrafter
 from truedraw.engine import Engine
+from truedraw.policy import FixedLength
 from truedraw.protocols import Drafter, DraftRequest, LengthPolicy, PointProposal, RowStatistics, SequenceState, StepTiming
 from truedraw.prove import exact
 from truedraw.prove.exact import Context, Law, Problem, Row, table_problem, target_rows, verdicts
@@ -55,7 +57,10 @@ class Watchful(LengthPolicy):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is enumerated."""
+    """What is enumerated.
+
+    copies  drafts are drawn from what followed the end of the text before, not from the problem's q
+    """
 
     name: str
     problem: Problem
@@ -64,6 +69,8 @@ class Setting:
     num_steps: int
     policy: Callable[[], LengthPolicy]
     width: int = 1
+    prompt: tuple[int, ...] = (0,)
+    copies: bool = False
 
 
 def settings() -> tuple[Setting, ...]:
@@ -81,7 +88,14 @@ def settings() -> tuple[Setting, ...]:
         Setting("multidraft, two steps", three, "multidraft", 1, 2, lambda: Watchful(2, 9), width=2),
         Setting("multidraft, trees of depth two", three, "multidraft", 1, 1, lambda: Watchful(4, 9), width=2),
         Setting("traversal, full trees", three, "traversal", 1, 1, lambda: Watchful(4, 9), width=2),
+        Setting("token, drawn copies, two steps", problem, "token", 1, 2, lambda: FixedLength(2), prompt=COPIED, copies=True),
+        Setting("block, drawn copies, two steps", problem, "block", 1, 2, lambda: FixedLength(2), prompt=COPIED, copies=True),
+        Setting("block, drawn copies, three drafts", three, "block", 1, 1, lambda: FixedLength(3), prompt=COPIED, copies=True),
     )
+
+
+COPIED = (1, 0, 1, 0, 1, 0, 0, 1, 1)
+"""A prompt whose end was followed by several tokens, one of them more often."""
 
 
 def total_variation(setting: Setting) -> Fraction:
@@ -121,7 +135,7 @@ def _runs(setting: Setting) -> Iterator[tuple[tuple[Context, ...], Fraction]]:
 def _run(setting: Setting, source: _Source) -> tuple[Context, ...]:
     def logits(which: str) -> Callable[[tuple[int, ...]], Logits]:
         def next_logits(context: tuple[int, ...]) -> Logits:
-            row = setting.problem.float_row("p" if which == "p" else "q", context[1:])
+            row = setting.problem.float_row("p" if which == "p" else "q", context[len(setting.prompt) :])
             with np.errstate(divide="ignore"):
                 return np.asarray(np.log(row))
 
@@ -129,12 +143,15 @@ def _run(setting: Setting, source: _Source) -> tuple[Context, ...]:
 
     vocab, slots = setting.problem.vocab, setting.num_requests
     model = Model("toy", ToyRunner(logits("p"), vocab, num_slots=slots), LetterTokenizer(vocab))
-    drafter = _Noted(ModelDrafter(ToyRunner(logits("q"), vocab, num_slots=slots), vocab, width=setting.width), source)
+    model_drafter = ModelDrafter(ToyRunner(logits("q"), vocab, num_slots=slots), vocab, width=setting.width)
+    drafter = _Noted(SuffixDrafter() if setting.copies else model_drafter, source)
     seeds = count()
     with Engine(model, drafter, setting.policy(), rule=setting.rule, entropy=lambda: next(seeds), source=source) as engine:
-        requests = [engine.submit([0], SamplingParams(max_tokens=60, ignore_eos=True)) for _ in range(slots)]
+        requests = [engine.submit(setting.prompt, SamplingParams(max_tokens=60, ignore_eos=True)) for _ in range(slots)]
         texts: dict[int, Context] = {request.id: () for request in requests}
         source.texts = texts
+        if len(setting.prompt) > 1:
+            engine.step()  # reads the prompt
         for _ in range(setting.num_steps):
             for step in engine.step():
                 texts[step.request] += step.tokens
@@ -146,7 +163,7 @@ class _Noted(Drafter):
 
     samples = True
 
-    def __init__(self, drafter: ModelDrafter, source: _Source) -> None:
+    def __init__(self, drafter: Drafter, source: _Source) -> None:
         self._drafter, self._source = drafter, source
         self.trees = drafter.trees
 
@@ -195,6 +212,8 @@ class _Source:
     def _draft_row(self, context: Context, drafts: Sequence[int], node: int) -> Row:
         """The row that draft `node` is drawn from: at the root without the candidates before it."""
         problem, width = self._setting.problem, self._setting.width
+        if self._setting.copies:
+            return _followers((*self._setting.prompt, *context), drafts[:node], problem.vocab)
         if node < width:
             if width == 1:
                 return problem.q(context)
@@ -228,6 +247,22 @@ class _Source:
             low, high = cuts[cell], cuts[cell + 1]
         self._cells[key] = (low, high)
         return low, high
+
+
+def _followers(text: Context, drafts: Sequence[int], vocab: int) -> Row:
+    """How often each token followed the longest suffix of text and drafts that something followed in the
+    text, counted by hand; the suffix of the text itself is the longest that came up before."""
+    length = next(n for n in range(len(text) - 1, 0, -1) if _occurrences(text, text[len(text) - n :]) > 1)
+    string = (*text[len(text) - length :], *drafts)
+    while True:
+        counts = [_occurrences(text, (*string, token)) for token in range(vocab)]
+        if any(counts):
+            return tuple(Fraction(count, sum(counts)) for count in counts)
+        string = string[1:]
+
+
+def _occurrences(text: Context, string: Context) -> int:
+    return sum(text[i : i + len(string)] == string for i in range(len(text) - len(string) + 1))
 
 
 # ---------------------------------------------------------------- draws by inverse CDF, in fractions

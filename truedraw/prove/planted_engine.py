@@ -13,7 +13,7 @@ from truedraw import decode, sampling
 from truedraw import engine as engine_module
 from truedraw.cache import CachedModel, TokenBuffer
 from truedraw.drafters import model as model_drafter
-from truedraw.drafters import ngram
+from truedraw.drafters import ngram, suffix
 from truedraw.prove import engine_law
 from truedraw.prove.drafts import chain
 from truedraw.prove.exact import Parts, Problem, certify
@@ -23,7 +23,7 @@ from truedraw.randomness import Noise
 from truedraw.sampling import TargetRows, shape
 from truedraw.sequence import ActiveSequence
 from truedraw.text.stream import TextStream
-from truedraw.types import Probs, Proposal, Stats
+from truedraw.types import Probs, Proposal, SparseRows, Stats
 from truedraw.verify import token
 
 
@@ -180,6 +180,16 @@ def _budget_from_later_rows(ready: Any, states: Any, target: Any, drafter: Any, 
     return [proposal.cut(length) for proposal in proposals]
 
 
+def _counts_evened_out(self: suffix.Text, tokens: Sequence[int]) -> SparseRows:
+    honest = _rows_of_copies(self, tokens)
+    return SparseRows(honest.ids, tuple(np.full(len(row), 1 / len(row)) for row in honest.probs))
+
+
+def _stops_before_a_token(self: suffix.Text, noise: Any, count: int) -> list[int]:
+    drawn = _draw_copies(self, noise, count)
+    return drawn[: drawn.index(1)] if 1 in drawn else drawn
+
+
 def _engine_law() -> float:
     return float(engine_law.total_variation(engine_law.settings()[0]))
 
@@ -196,6 +206,7 @@ def _law_of_a_lagging_q() -> float:
 
 _target_rows, _cut, _commit, _score, _record = decode._target_rows, decode.cut, decode.commit, decode.score, decode._record
 _useful, _propose = decode._useful, decode.propose
+_rows_of_copies, _draw_copies = suffix.Text.rows, suffix.Text.draw
 _num_left, _stats = vars(ActiveSequence)["num_left"].fget, vars(ActiveSequence)["stats"].fget
 _penalise, _one_hot, _adjust, _keep, _lookup = (
     sampling._penalise,
@@ -220,6 +231,8 @@ _LAW = [
         by_engine_law(decode, "propose", _budget_after_the_draws),
     ),
     Mutant("batch budget chosen from later rows", "ALGORITHMS 2.4", by_engine_law(decode, "propose", _budget_from_later_rows)),
+    Mutant("drawn copies sent with another q", "DESIGN 7.1", by_engine_law(suffix.Text, "rows", _counts_evened_out)),
+    Mutant("copies cut before a drawn token", "FAULTS B83", by_engine_law(suffix.Text, "draw", _stops_before_a_token)),
 ]
 
 _INVARIANTS = [
