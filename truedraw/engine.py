@@ -5,6 +5,7 @@ Nothing here knows how a token is decided; nothing below knows that there are re
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections import deque
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from truedraw import calibrate, decode, profile
+from truedraw import calibrate, decode, kernels, profile
 from truedraw.cache import CachedModel, TokenBuffer
 from truedraw.drafters.none import NoDrafter
 from truedraw.errors import IncompatibleModels, InvalidParameter, PromptError
@@ -146,16 +147,14 @@ class Engine:
         if rule != "auto":
             find_rule(rule, allow_lossy=allow_lossy)
         options = LoadOptions(context, slots, threads, threads_small, kv_type, kv_unified)
-        target = (
-            strict_load(model, options, on_progress or (lambda message: None))
-            if strict
-            else load_model(model, options, on_progress)
-        )
+        say = on_progress or (lambda message: None)
+        with contextlib.nullcontext() if model == "toy" else kernels.warming(say):  # a toy's vocabulary gains nothing
+            target = strict_load(model, options, say) if strict else load_model(model, options, say)
         draft: Model | None = None
         try:
             if draft_model is not None:
                 window = replace(options, context=target.runner.max_length, clip_context=True)
-                draft = load_model(draft_model, window, on_progress)
+                draft = load_model(draft_model, window, say)
             if drafter == "auto":
                 drafter = "none" if not target.runner.can_rollback else "suffix" if draft is None else "model"
             if isinstance(drafter, str):
@@ -163,7 +162,7 @@ class Engine:
                     raise InvalidParameter("drafter", drafter, "auto, model or tree when a draft model is given")
                 drafter = make_drafter(drafter, target, draft)
             if policy is None and target.runner.identity and target.runner.can_rollback and not isinstance(drafter, NoDrafter):
-                policy = Controller(_profile(target, on_progress), draws=drafter.samples)
+                policy = Controller(_profile(target, say), draws=drafter.samples)
             return cls(target, drafter, policy, rule=rule, allow_lossy=allow_lossy)
         except BaseException:
             target.runner.close()
@@ -456,9 +455,8 @@ class Engine:
         self.close()
 
 
-def _profile(target: Model, on_progress: Callable[[str], None] | None) -> profile.Profile:
+def _profile(target: Model, say: Callable[[str], None]) -> profile.Profile:
     """The stored profile, or a new one, measured in about three seconds."""
-    say = on_progress or (lambda message: None)
     known, notice = profile.load(target.runner.identity)
     if known is not None:
         return known

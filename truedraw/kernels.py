@@ -9,10 +9,12 @@ What NumPy does as fast has no loop: penalties, top-p, min-p, the race itself (b
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,9 +29,6 @@ Logits: TypeAlias = npt.NDArray[np.floating[Any]]
 
 BLOCK = 64
 """Token ids summed together, in eight lanes. The race draws between the same blocks (randomness.RACE_BLOCK)."""
-
-SMALLEST_WORTH_IT = 4096
-"""Vocabularies below this gain less from the loops than importing numba costs."""
 
 
 # ---------------------------------------------------------------- exp
@@ -309,14 +308,16 @@ def _excess_loop(p: Probs, q: Probs, worth: float, left: Probs, sums: Probs) -> 
 
 
 class _Loops(NamedTuple):
-    soften: Callable[..., None]
-    block_sums: Callable[..., None]
-    normalise: Callable[..., None]
-    normalise_few: Callable[..., None]
-    excess: Callable[..., None]
+    excess: Any
+    block_sums: Any
+    normalise: Any
+    normalise_few: Any
+    soften: Any
 
 
+_ready: _Loops | None = None
 _loops: _Loops | None = None
+"""In use; None: NumPy."""
 
 
 def _contiguous(row: Logits) -> Logits:
@@ -324,23 +325,36 @@ def _contiguous(row: Logits) -> Logits:
     return np.ascontiguousarray(row, dtype=None if row.dtype in (np.float32, np.float64) else np.float64)
 
 
-def warm(vocab: int, say: Callable[[str], None] = lambda message: None) -> bool:
-    """Load the loops, or compile them where that was never done here; True if they are in use.
+def warm(say: Callable[[str], None] = lambda message: None) -> bool:
+    """Load the loops, or compile them where that was never done on this machine: True if they are in use.
 
-    Idempotent. Compiled code is kept beside this file, or where that cannot be written in numba's own
-    folder of the user. Where neither can be, compiling would hold up every start, and NumPy stays.
+    Compiled code is kept beside this file, or where that cannot be written in numba's own folder of
+    the user. Where neither can be, compiling would hold up every start, and NumPy stays. Idempotent.
     """
-    global _loops
-    if _loops is None and vocab >= SMALLEST_WORTH_IT and importlib.util.find_spec("numba") is not None:
+    global _loops, _ready
+    if _ready is None and importlib.util.find_spec("numba") is not None:
         try:
-            _loops = _compiled(say)
-        except Exception as error:  # no place to keep code, or a numba that does not fit this NumPy
+            _ready = _compiled(say)
+        except Exception as error:  # no place to keep code, or a numba that does not fit this Python or NumPy
             logger.debug("numba is not used: %s", error)
+    _loops = _ready
     return _loops is not None
 
 
+@contextlib.contextmanager
+def warming(say: Callable[[str], None]) -> Iterator[None]:
+    """`warm` beside the body, which loads a model. Both are over at the end: a thread beside a pass makes
+    all the others of the pass wait."""
+    thread = threading.Thread(target=warm, args=(say,), name="truedraw-kernels")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
 def cool() -> None:
-    """Back to NumPy alone. For tests and benchmarks."""
+    """Back to NumPy alone until the next `warm`, for tests and benchmarks."""
     global _loops
     _loops = None
 
@@ -349,18 +363,28 @@ def _compiled(say: Callable[[str], None]) -> _Loops:
     import numba
     from numba import types
 
-    def array(dtype: Any) -> Any:
-        return types.Array(dtype, 1, "C", readonly=True)
-
     for helper in (_exp_scalar, _sum_each, _total_loop, _block_sums_loop, _block_sums_of_few_loop):
         numba.extending.register_jitable(helper)
-    probs, ids, number, out = array(types.float64), array(types.int64), types.float64, types.float64[::1]
-    logits = (array(types.float32), array(types.float64))
-    signatures = {
-        _soften_loop: [types.void(row, number, number, out) for row in logits],
-        _block_sums_loop: [types.void(probs, out)],
-        _normalise_loop: [types.void(out, out)],
-        _normalise_few_loop: [types.void(ids, out, out)],
-        _excess_loop: [types.void(probs, probs, number, out, out)],
-    }
-    return _Loops(*(numba.njit(each, cache=True)(loop) for loop, each in signatures.items()))
+
+    def row(dtype: Any) -> Any:
+        return types.Array(dtype, 1, "C", readonly=True)
+
+    probs, ids, number, out = row(types.float64), row(types.int64), types.float64, types.float64[::1]
+    signatures = _Loops(
+        excess=(_excess_loop, [(probs, probs, number, out, out)]),  # the quickest first: it tells whether they are kept
+        block_sums=(_block_sums_loop, [(probs, out)]),
+        normalise=(_normalise_loop, [(out, out)]),
+        normalise_few=(_normalise_few_loop, [(ids, out, out)]),
+        soften=(_soften_loop, [(row(dtype), number, number, out) for dtype in (types.float32, types.float64)]),
+    )
+    loops, told = [], False
+    for loop, each in signatures:
+        compiled = numba.njit(cache=True)(loop)
+        for signature in each:
+            compiled.compile(signature)
+            if compiled.stats.cache_misses and not told:
+                say("compiling kernels, once")
+                told = True
+        compiled.disable_compile()
+        loops.append(compiled)
+    return _Loops(*loops)
