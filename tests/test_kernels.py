@@ -204,7 +204,9 @@ def test_laws_and_draws_are_the_same(both, vocab, options):
             assert law.race(noise) == rows.race(0, noise) == sampling.race(full, noise)
             assert [law.prob(t) for t in (-1, 0, vocab - 1, vocab)] == [0, full[0], full[vocab - 1], 0]
             assert rows.prob(0, vocab - 1) == full[vocab - 1]
-            np.testing.assert_array_equal(kernels.block_sums(full), law.masses if len(law.probs) > 1 else kernels.block_sums(full))
+            np.testing.assert_array_equal(
+                kernels.block_sums(full), law.masses if len(law.probs) > 1 else kernels.block_sums(full)
+            )
             return full, law.race(noise), *(sampling.inverse_cdf(full, u) for u in (0.0, 0.3, 0.999))
 
         full = same(both, told)[0]

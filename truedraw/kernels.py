@@ -148,7 +148,7 @@ def block_sums(row: Probs, block: int = BLOCK) -> Probs:
         _loops.block_sums(_contiguous(row), sums)
         return sums
     whole = len(row) // block * block
-    sums = row[:whole].reshape(-1, block).sum(axis=1)
+    sums: Probs = row[:whole].reshape(-1, block).sum(axis=1)
     if whole == len(row):
         return sums
     rest = np.zeros(block)
@@ -188,7 +188,8 @@ def _total_loop(sums: Probs) -> float:
         above = np.empty(-(-len(sums) // BLOCK))
         _block_sums_loop(sums, above)
         sums = above
-    return sums[0]
+    first: float = sums[0]
+    return first
 
 
 # ---------------------------------------------------------------- normalising
@@ -247,16 +248,17 @@ def _normalise_few_loop(ids: Ids, weights: Probs, sums: Probs) -> None:
 
 
 def _block_sums_of_few_loop(ids: Ids, weights: Probs, sums: Probs) -> None:
+    """Each lane without the zeros in between."""
     sums[:] = 0.0
-    entries = np.empty(BLOCK)
+    lane = np.empty(8)
     i = 0
     while i < len(ids):
         block = ids[i] // BLOCK
-        entries[:] = 0.0
+        lane[:] = 0.0
         while i < len(ids) and ids[i] // BLOCK == block:
-            entries[ids[i] % BLOCK] = weights[i]
+            lane[ids[i] % 8] += weights[i]
             i += 1
-        _sum_each(entries.reshape(1, 8, 8), sums[block:])
+        sums[block] = ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]))
 
 
 # ---------------------------------------------------------------- top-k
@@ -268,18 +270,67 @@ def top_k(logits: Logits, k: int) -> Ids:
     Among the maxima of more than k groups, the k-th largest bounds the k-th largest entry from below:
     only the few entries that reach it are looked at closely.
     """
-    groups = len(logits) // BLOCK
-    floor = -np.inf
-    if groups > k:  # of ids that lie `groups` apart: maxima of neighbours took four times as long
-        maxima = logits[: groups * BLOCK].reshape(BLOCK, groups).max(axis=0)
-        floor = np.partition(maxima, groups - k)[groups - k]
-    candidates = np.flatnonzero(logits >= floor)
+    candidates = _candidates(logits, k)
+    if len(candidates) == k:
+        return candidates
     values = logits[candidates]
-    threshold = np.partition(values, len(values) - k)[len(values) - k]
+    return at_least(candidates, values, np.partition(values, len(values) - k)[len(values) - k], k)
+
+
+def at_least(candidates: Ids, values: Logits, threshold: float, count: int) -> Ids:
+    """`count` of the candidates: those whose value is above the threshold, and on it the first."""
     kept = values > threshold
     ties = np.flatnonzero(values == threshold)
-    kept[ties[: k - np.count_nonzero(kept)]] = True
-    return candidates[kept]
+    kept[ties[: count - np.count_nonzero(kept)]] = True
+    chosen: Ids = candidates[kept]
+    return chosen
+
+
+def _candidates(logits: Logits, k: int) -> Ids:
+    """The ids, ascending, of few entries: the k largest and all their ties are among them.
+
+    A group is ids that lie `groups` apart, and the rest behind them one more: NumPy took four times
+    as long for maxima of neighbours.
+    """
+    groups = len(logits) // BLOCK
+    if groups <= k:
+        return np.arange(len(logits))
+    if _loops is None:
+        maxima = logits[: groups * BLOCK].reshape(BLOCK, groups).max(axis=0)
+        return np.flatnonzero(logits >= np.partition(maxima, groups - k)[groups - k])
+    logits = _contiguous(logits)
+    maxima, found = np.empty(groups, logits.dtype), np.empty(16 * k + BLOCK, np.int64)
+    _loops.group_maxima(logits, maxima)
+    floor = np.partition(maxima, groups - k)[groups - k]
+    count = _loops.reaching(logits, maxima, floor, found)
+    return np.sort(found[:count]) if count <= len(found) else np.flatnonzero(logits >= floor)  # many ties
+
+
+def _group_maxima_loop(logits: Logits, maxima: Logits) -> None:
+    groups = len(maxima)
+    rows = logits[: groups * BLOCK].reshape(BLOCK, groups)
+    maxima[:] = rows[0]
+    for i in range(1, BLOCK):
+        for j in range(groups):
+            maxima[j] = max(maxima[j], rows[i, j])
+
+
+def _reaching_loop(logits: Logits, maxima: Logits, floor: float, found: Ids) -> int:
+    """How many reach `floor`; their ids, in any order, as far as `found` has room."""
+    groups, count = len(maxima), 0
+    for j in range(groups):
+        if maxima[j] >= floor:
+            for i in range(j, groups * BLOCK, groups):
+                if logits[i] >= floor:
+                    if count < len(found):
+                        found[count] = i
+                    count += 1
+    for i in range(groups * BLOCK, len(logits)):
+        if logits[i] >= floor:
+            if count < len(found):
+                found[count] = i
+            count += 1
+    return count
 
 
 # ---------------------------------------------------------------- residual
@@ -312,6 +363,8 @@ class _Loops(NamedTuple):
     block_sums: Any
     normalise: Any
     normalise_few: Any
+    group_maxima: Any
+    reaching: Any
     soften: Any
 
 
@@ -369,13 +422,16 @@ def _compiled(say: Callable[[str], None]) -> _Loops:
     def row(dtype: Any) -> Any:
         return types.Array(dtype, 1, "C", readonly=True)
 
+    reals = (types.float32, types.float64)
     probs, ids, number, out = row(types.float64), row(types.int64), types.float64, types.float64[::1]
     signatures = _Loops(
         excess=(_excess_loop, [(probs, probs, number, out, out)]),  # the quickest first: it tells whether they are kept
         block_sums=(_block_sums_loop, [(probs, out)]),
         normalise=(_normalise_loop, [(out, out)]),
         normalise_few=(_normalise_few_loop, [(ids, out, out)]),
-        soften=(_soften_loop, [(row(dtype), number, number, out) for dtype in (types.float32, types.float64)]),
+        group_maxima=(_group_maxima_loop, [(row(real), real[::1]) for real in reals]),
+        reaching=(_reaching_loop, [(row(real), row(real), real, types.int64[::1]) for real in reals]),
+        soften=(_soften_loop, [(row(real), number, number, out) for real in reals]),
     )
     loops, told = [], False
     for loop, each in signatures:

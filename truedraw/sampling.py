@@ -64,12 +64,11 @@ def law(
     vocab = len(adjusted)
     if params.temperature == 0:
         return Law.point(_most_likely(adjusted), vocab)
-    best = float(adjusted.max())
     ids = None
     if 0 < params.top_k < vocab:
         ids = kernels.top_k(adjusted, params.top_k)
         adjusted = adjusted[ids]
-    weights = kernels.soften(adjusted, best, params.temperature)
+    weights = kernels.soften(adjusted, float(adjusted.max()), params.temperature)
     if params.top_p < 1:
         ids, weights = _only(_top_p(weights, params.top_p), ids, weights)
     if params.min_p > 0:  # the maximum is exp(0) = 1
@@ -168,11 +167,7 @@ def _top_p(weights: Probs, top_p: float) -> kernels.Ids:
         if cumulative[-1] >= goal or looked_at == len(values):
             size = min(int(np.searchsorted(cumulative, goal, side="left")) + 1, len(values))
         looked_at *= 8
-    threshold = largest[size - 1]
-    kept = values > threshold
-    ties = np.flatnonzero(values == threshold)
-    kept[ties[: size - np.count_nonzero(kept)]] = True
-    return candidates[kept]
+    return kernels.at_least(candidates, values, largest[size - 1], size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,15 +206,18 @@ class Law:
         return float(self.probs[place]) if place < len(self.ids) and self.ids[place] == token else 0.0
 
     def race(self, noise: RaceNoise) -> int:
-        """The token that `race` draws from the whole row. Where one token has all the mass it needs no noise."""
+        """The token that `race` draws from the whole row. One that is alone, in the row or in the block
+        that won, needs no noise."""
         if self.ids is None:
             return _race(self.probs, self.masses, noise, RACE_BLOCK)
         if len(self.ids) == 1:
             return int(self.ids[0])
         first = _winner(self.masses, noise) * RACE_BLOCK
-        here = slice(*np.searchsorted(self.ids, (first, first + RACE_BLOCK)))
+        start, stop = self.ids.searchsorted(first), self.ids.searchsorted(first + RACE_BLOCK)
+        if stop - start == 1:
+            return int(self.ids[start])
         inside = np.zeros(min(RACE_BLOCK, self.vocab - first))
-        inside[self.ids[here] - first] = self.probs[here]
+        inside[self.ids[start:stop] - first] = self.probs[start:stop]
         return first + _inside(inside, first, noise)
 
 
@@ -309,17 +307,21 @@ def _race(row: Probs, masses: Probs, noise: RaceNoise, block: int) -> int:
 
 def _winner(masses: Probs, noise: RaceNoise) -> int:
     """The block that wins."""
-    with np.errstate(divide="ignore", over="ignore"):
-        return int(np.argmin(noise.blocks(len(masses)) / masses))
+    return _earliest(noise.blocks(len(masses)), masses)
 
 
 def _inside(block: Probs, first: int, noise: RaceNoise) -> int:
     """The place in its block of the token that wins there; `first` is the block's first token id."""
-    with np.errstate(divide="ignore", over="ignore"):
-        place = int(np.argmin(noise.tokens(first, len(block)) / block))
+    place = _earliest(noise.tokens(first, len(block)), block)
     if not block[place] > 0:
         raise RowError("a row without mass cannot be drawn from")
     return place
+
+
+@np.errstate(divide="ignore", over="ignore")
+def _earliest(exponentials: Probs, rates: Probs) -> int:
+    """argmin E_i / p_i."""
+    return int((exponentials / rates).argmin())
 
 
 def inverse_cdf(row: Probs, u: float, masses: Probs | None = None) -> int:
