@@ -148,12 +148,12 @@ def block_sums(row: Probs, block: int = BLOCK) -> Probs:
         _loops.block_sums(_contiguous(row), sums)
         return sums
     whole = len(row) // block * block
-    sums: Probs = row[:whole].reshape(-1, block).sum(axis=1)
+    whole_sums: Probs = row[:whole].reshape(-1, block).sum(axis=1)
     if whole == len(row):
-        return sums
+        return whole_sums
     rest = np.zeros(block)
     rest[: len(row) - whole] = row[whole:]
-    return np.append(sums, rest.sum())
+    return np.append(whole_sums, rest.sum())
 
 
 def total(sums: Probs) -> float:
@@ -183,73 +183,24 @@ def _sum_each(blocks: Probs, sums: Probs) -> None:
         sums[b] = ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]))
 
 
-def _total_loop(sums: Probs) -> float:
-    while len(sums) > 1:
-        above = np.empty(-(-len(sums) // BLOCK))
-        _block_sums_loop(sums, above)
-        sums = above
-    first: float = sums[0]
-    return first
-
-
-# ---------------------------------------------------------------- normalising
-
-
-def normalise(weights: Probs) -> Probs:
-    """weights / their total, in place; returns the block sums of what they have become.
-
-    weights: (vocab,) with a positive total. A multiplication by 1 / total: division took twice as long.
-    """
+def block_sums_of_few(ids: Ids, weights: Probs, vocab: int) -> Probs:
+    """The same of a row that is 0 outside `ids`, which ascend: the same bits as `block_sums` of the whole row."""
+    sums = np.zeros(-(-vocab // BLOCK))
     if _loops is not None:
-        sums = np.empty(-(-len(weights) // BLOCK))
-        _loops.normalise(weights, sums)
+        _loops.block_sums_of_few(ids, weights, sums)
         return sums
-    weights *= 1.0 / total(block_sums(weights))
-    return block_sums(weights)
-
-
-def _normalise_loop(weights: Probs, sums: Probs) -> None:
-    _block_sums_loop(weights, sums)
-    share = 1.0 / _total_loop(sums)
-    for i in range(len(weights)):
-        weights[i] *= share
-    _block_sums_loop(weights, sums)
-
-
-def normalise_few(ids: Ids, weights: Probs, vocab: int) -> Probs:
-    """The same of a row that is 0 outside `ids`, which ascend: the same bits as `normalise` of the whole row."""
-    num_blocks = -(-vocab // BLOCK)
-    if _loops is not None:
-        sums = np.empty(num_blocks)
-        _loops.normalise_few(ids, weights, sums)
-        return sums
-    weights *= 1.0 / total(_block_sums_of_few(ids, weights, num_blocks))
-    return _block_sums_of_few(ids, weights, num_blocks)
-
-
-def _block_sums_of_few(ids: Ids, weights: Probs, num_blocks: int) -> Probs:
     blocks = ids // BLOCK
     touched = np.empty(len(ids), dtype=np.bool_)
     touched[0] = True
     np.not_equal(blocks[1:], blocks[:-1], out=touched[1:])
     entries = np.zeros((np.count_nonzero(touched), BLOCK))
     entries[np.cumsum(touched) - 1, ids % BLOCK] = weights
-    sums = np.zeros(num_blocks)
     sums[blocks[touched]] = entries.sum(axis=1)
     return sums
 
 
-def _normalise_few_loop(ids: Ids, weights: Probs, sums: Probs) -> None:
-    _block_sums_of_few_loop(ids, weights, sums)
-    share = 1.0 / _total_loop(sums)
-    for i in range(len(weights)):
-        weights[i] *= share
-    _block_sums_of_few_loop(ids, weights, sums)
-
-
 def _block_sums_of_few_loop(ids: Ids, weights: Probs, sums: Probs) -> None:
     """Each lane without the zeros in between."""
-    sums[:] = 0.0
     lane = np.empty(8)
     i = 0
     while i < len(ids):
@@ -361,8 +312,7 @@ def _excess_loop(p: Probs, q: Probs, worth: float, left: Probs, sums: Probs) -> 
 class _Loops(NamedTuple):
     excess: Any
     block_sums: Any
-    normalise: Any
-    normalise_few: Any
+    block_sums_of_few: Any
     group_maxima: Any
     reaching: Any
     soften: Any
@@ -416,7 +366,7 @@ def _compiled(say: Callable[[str], None]) -> _Loops:
     import numba
     from numba import types
 
-    for helper in (_exp_scalar, _sum_each, _total_loop, _block_sums_loop, _block_sums_of_few_loop):
+    for helper in (_exp_scalar, _sum_each, _block_sums_loop):
         numba.extending.register_jitable(helper)
 
     def row(dtype: Any) -> Any:
@@ -427,8 +377,7 @@ def _compiled(say: Callable[[str], None]) -> _Loops:
     signatures = _Loops(
         excess=(_excess_loop, [(probs, probs, number, out, out)]),  # the quickest first: it tells whether they are kept
         block_sums=(_block_sums_loop, [(probs, out)]),
-        normalise=(_normalise_loop, [(out, out)]),
-        normalise_few=(_normalise_few_loop, [(ids, out, out)]),
+        block_sums_of_few=(_block_sums_of_few_loop, [(ids, probs, out)]),
         group_maxima=(_group_maxima_loop, [(row(real), real[::1]) for real in reals]),
         reaching=(_reaching_loop, [(row(real), row(real), real, types.int64[::1]) for real in reals]),
         soften=(_soften_loop, [(row(real), number, number, out) for real in reals]),

@@ -73,9 +73,8 @@ def law(
         ids, weights = _only(_top_p(weights, params.top_p), ids, weights)
     if params.min_p > 0:  # the maximum is exp(0) = 1
         ids, weights = _only(np.flatnonzero(weights >= params.min_p * (1 - BOUNDARY_SLACK)), ids, weights)
-    masses = kernels.normalise(weights) if ids is None else kernels.normalise_few(ids, weights, vocab)
-    weights.flags.writeable = False
-    return Law(weights, ids, masses, vocab)
+    masses = kernels.block_sums(weights) if ids is None else kernels.block_sums_of_few(ids, weights, vocab)
+    return Law(weights, ids, masses, 1.0 / kernels.total(masses), vocab)
 
 
 def adjust(
@@ -174,42 +173,45 @@ def _top_p(weights: Probs, top_p: float) -> kernels.Ids:
 class Law:
     """The law of one token, held over the whole vocabulary or over the few tokens that it allows.
 
-    probs   float64, read-only, sums to 1: of `ids`, or of all tokens
-    ids     ascending, or None: all tokens
-    masses  (blocks,): the sums of RACE_BLOCK token ids, as kernels.block_sums takes them
+    weights  float64: of `ids`, or of all tokens; probabilities once multiplied by `share`
+    ids      ascending, or None: all tokens
+    masses   (blocks,): the sums of RACE_BLOCK token ids, as kernels.block_sums takes them
+    share    1 / the sum of all weights
     """
 
-    probs: Probs
+    weights: Probs
     ids: kernels.Ids | None
     masses: Probs
+    share: float
     vocab: int
 
     @classmethod
     def point(cls, token: int, vocab: int) -> Law:
         """All mass on one token."""
-        return cls(_ONE, np.array([token]), _ONE, vocab)
+        return cls(_ONE, np.array([token]), _ONE, 1.0, vocab)
 
     def row(self) -> Probs:
         """Over the whole vocabulary: (vocab,), read-only."""
-        if self.ids is None:
-            return self.probs
-        row = np.zeros(self.vocab)
-        row[self.ids] = self.probs
+        row = self.weights * self.share
+        if self.ids is not None:
+            few, row = row, np.zeros(self.vocab)
+            row[self.ids] = few
         row.flags.writeable = False
         return row
 
     def prob(self, token: int) -> float:
         """0 for an id outside the vocabulary."""
         if self.ids is None:
-            return float(self.probs[token]) if 0 <= token < self.vocab else 0.0
+            return float(self.weights[token] * self.share) if 0 <= token < self.vocab else 0.0
         place = int(np.searchsorted(self.ids, token))
-        return float(self.probs[place]) if place < len(self.ids) and self.ids[place] == token else 0.0
+        return float(self.weights[place] * self.share) if place < len(self.ids) and self.ids[place] == token else 0.0
 
     def race(self, noise: RaceNoise) -> int:
-        """The token that `race` draws from the whole row. One that is alone, in the row or in the block
-        that won, needs no noise."""
+        """The token that `race` draws from the whole row: weights do as well as probabilities, whose
+        rounding would decide one draw in 1e15. A token that is alone, in the row or in the block that
+        won, needs no noise."""
         if self.ids is None:
-            return _race(self.probs, self.masses, noise, RACE_BLOCK)
+            return _race(self.weights, self.masses, noise, RACE_BLOCK)
         if len(self.ids) == 1:
             return int(self.ids[0])
         first = _winner(self.masses, noise) * RACE_BLOCK
@@ -217,7 +219,7 @@ class Law:
         if stop - start == 1:
             return int(self.ids[start])
         inside = np.zeros(min(RACE_BLOCK, self.vocab - first))
-        inside[self.ids[start:stop] - first] = self.probs[start:stop]
+        inside[self.ids[start:stop] - first] = self.weights[start:stop]
         return first + _inside(inside, first, noise)
 
 
