@@ -216,6 +216,16 @@ def test_top_k_against_a_sort(vocab, seed, k, ties):
         assert list(kernels.top_k(row, k)) == expected
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("vocab", [130, 1000, 4097, 49_152])
+def test_top_k_is_the_same_with_ties_and_up_to_the_last_id(both, vocab, dtype):
+    row = np.zeros(vocab, dtype=dtype)
+    row[[5, vocab - 2, vocab - 1]] = [1, 2, 3]
+    for k in (1, 2, 3, 40, vocab - 1):
+        expected = sorted(sorted(range(vocab), key=lambda i: (-row[i], i))[:k])
+        assert list(same(both, lambda k=k: kernels.top_k(row, k))) == expected
+
+
 def test_top_p_of_a_flat_row_needs_more_than_its_first_look():
     weights = np.random.default_rng(0).random(20_000) ** 3
     weights[0] = 1.0
