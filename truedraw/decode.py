@@ -26,7 +26,7 @@ from truedraw.protocols import (
     StepTiming,
     Tested,
 )
-from truedraw.sampling import TargetRows, adjust, shape
+from truedraw.sampling import Law, TargetRows, law
 from truedraw.sequence import ActiveSequence
 from truedraw.types import (
     FinishReason,
@@ -284,24 +284,14 @@ def _target_rows(sequence: ActiveSequence, proposal: Proposal, nodes: Sequence[i
         context = np.concatenate([committed, drafts]) if len(drafts) else committed
         return context, None if constraint is None else constraint.mask()
 
-    def compute(index: int) -> Probs:
+    def compute(index: int) -> Law:
         if index - 1 not in places:
-            place_holder = np.zeros(rows.logits.shape[1])
-            place_holder[_any_token(index)] = 1.0
-            return place_holder
+            vocab = rows.logits.shape[1]
+            return Law.point(max(0, min(proposal.tokens[index - 1], vocab - 1)), vocab)
         context, allowed = history(index)
-        return shape(rows.logits[places[index - 1]], params, context, sequence.prompt_length, stop_ids=stop_ids, allowed=allowed)
+        return law(rows.logits[places[index - 1]], params, context, sequence.prompt_length, stop_ids=stop_ids, allowed=allowed)
 
-    def point(index: int) -> int:
-        if index - 1 not in places:
-            return _any_token(index)
-        context, allowed = history(index)
-        return int(adjust(rows.logits[places[index - 1]], params, context, sequence.prompt_length, stop_ids, allowed).argmax())
-
-    def _any_token(index: int) -> int:
-        return max(0, min(proposal.tokens[index - 1], len(rows.logits[0]) - 1))
-
-    return TargetRows(len(proposal) + 1, compute, point if params.temperature == 0 else None)
+    return TargetRows(len(proposal) + 1, compute)
 
 
 # ---------------------------------------------------------------- commit

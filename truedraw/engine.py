@@ -5,6 +5,7 @@ Nothing here knows how a token is decided; nothing below knows that there are re
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections import deque
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from truedraw import calibrate, decode, profile
+from truedraw import calibrate, decode, kernels, profile
 from truedraw.cache import CachedModel, TokenBuffer
 from truedraw.drafters.corpus import Corpus
 from truedraw.drafters.corpus_files import Paths, Sources, gather
@@ -160,29 +161,27 @@ class Engine:
             check_takes_corpus(drafter if drafter != "auto" else "suffix")
             corpus = corpus if isinstance(corpus, Corpus | Sources) else gather(corpus)
         options = LoadOptions(context, slots, threads, threads_small, kv_type, kv_unified)
-        target = (
-            strict_load(model, options, on_progress or (lambda message: None))
-            if strict
-            else load_model(model, options, on_progress)
-        )
+        say = on_progress or (lambda message: None)
+        with contextlib.nullcontext() if model == "toy" else kernels.warming(say):  # a toy's vocabulary gains nothing
+            target = strict_load(model, options, say) if strict else load_model(model, options, say)
         draft: Model | None = None
         try:
             if draft_model is not None:
                 window = replace(options, context=target.runner.max_length, clip_context=True)
-                draft = load_model(draft_model, window, on_progress)
+                draft = load_model(draft_model, window, say)
             if drafter == "auto":
                 drafter = "none" if not target.runner.can_rollback else "suffix" if draft is None else "suffix+model"
             if isinstance(drafter, str):
                 if draft is not None and not {"model", "tree"} & set(drafter.split("+")):
                     raise InvalidParameter("drafter", drafter, "auto, model or tree when a draft model is given")
                 timed = draft if policy is None and draft is not None and draft.runner.identity else None
-                pass_seconds = None if timed is None else _profile(timed, on_progress).pass_seconds
+                pass_seconds = None if timed is None else _profile(timed, say).pass_seconds
                 if corpus is not None:
                     check_takes_corpus(drafter)
-                known = corpus.open(target.tokenizer, on_progress) if isinstance(corpus, Sources) else corpus
+                known = corpus.open(target.tokenizer, say) if isinstance(corpus, Sources) else corpus
                 drafter = make_drafter(drafter, target, draft, pass_seconds=pass_seconds, corpus=known)
             if policy is None and target.runner.identity and target.runner.can_rollback and not isinstance(drafter, NoDrafter):
-                policy = Controller(_profile(target, on_progress), blind=drafter.samples and not drafter.forecasts)
+                policy = Controller(_profile(target, say), blind=drafter.samples and not drafter.forecasts)
             return cls(target, drafter, policy, rule=rule, allow_lossy=allow_lossy)
         except BaseException:
             target.runner.close()
@@ -477,9 +476,8 @@ class Engine:
         self.close()
 
 
-def _profile(target: Model, on_progress: Callable[[str], None] | None) -> profile.Profile:
+def _profile(target: Model, say: Callable[[str], None]) -> profile.Profile:
     """The stored profile, or a new one, measured in about three seconds."""
-    say = on_progress or (lambda message: None)
     known, notice = profile.load(target.runner.identity)
     if known is not None:
         return known

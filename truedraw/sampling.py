@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from truedraw import kernels
 from truedraw.errors import ConstraintError, RowError
 from truedraw.protocols import Mask, RaceNoise, StepNoise
 from truedraw.randomness import RACE_BLOCK, Purpose
@@ -19,10 +21,6 @@ logger = logging.getLogger("truedraw")
 BOUNDARY_SLACK = 1e-6
 """Relative width in which a token counts as ON a top-p or min-p boundary, and is treated as if it
 met it exactly: runners hand out float32 logits, whose rounding would else decide."""
-
-_PARTITION_BLOCK = 64
-
-T = TypeVar("T")
 
 
 # ---------------------------------------------------------------- shaping
@@ -47,23 +45,36 @@ def shape(
     model    whose row it is, for messages
     Returns (vocab,) float64, read-only, sums to 1. Raises RowError if no law is left.
     """
+    return law(logits, params, context, prompt_length, stop_ids=stop_ids, allowed=allowed, model=model).row()
+
+
+def law(
+    logits: npt.ArrayLike,
+    params: SamplingParams,
+    context: TokenArray,
+    prompt_length: int,
+    *,
+    stop_ids: Collection[int] = (),
+    allowed: Mask | None = None,
+    model: str = "target",
+) -> Law:
+    """What `shape` answers, before it is written out over the whole vocabulary: where top-k, top-p, min-p
+    or temperature 0 leave few tokens, only these are held."""
     adjusted = adjust(logits, params, context, prompt_length, stop_ids, allowed, model)
+    vocab = len(adjusted)
     if params.temperature == 0:
-        return _one_hot(int(adjusted.argmax()), len(adjusted))
-    row: Probs = np.subtract(adjusted, adjusted.max(), dtype=np.float64)
-    if params.temperature != 1:
-        with np.errstate(over="ignore"):  # a tiny temperature sends all but the maximum to -inf, as it should
-            row /= params.temperature
-    if 0 < params.top_k < len(row):
-        _keep_top_k(row, params.top_k)
-    np.exp(row, out=row)
+        return Law.point(_most_likely(adjusted), vocab)
+    ids = None
+    if 0 < params.top_k < vocab:
+        ids = kernels.top_k(adjusted, params.top_k)
+        adjusted = adjusted[ids]
+    weights = kernels.soften(adjusted, float(adjusted.max()), params.temperature)
     if params.top_p < 1:
-        _keep_top_p(row, params.top_p)
-    if params.min_p > 0:
-        row[row < params.min_p * (1 - BOUNDARY_SLACK)] = 0.0  # the maximum is exp(0) = 1
-    row /= row.sum()
-    row.flags.writeable = False
-    return row
+        ids, weights = _only(_top_p(weights, params.top_p), ids, weights)
+    if params.min_p > 0:  # the maximum is exp(0) = 1
+        ids, weights = _only(np.flatnonzero(weights >= params.min_p * (1 - BOUNDARY_SLACK)), ids, weights)
+    masses = kernels.block_sums(weights) if ids is None else kernels.block_sums_of_few(ids, weights, vocab)
+    return Law(weights, ids, masses, 1.0 / kernels.total(masses), vocab)
 
 
 def adjust(
@@ -124,51 +135,96 @@ def _penalise(row: Probs, params: SamplingParams, context: TokenArray, prompt_le
         row[seen] -= params.presence_penalty + params.frequency_penalty * counts
 
 
-def _one_hot(token: int, vocab: int) -> Probs:
-    row = np.zeros(vocab)
-    row[token] = 1.0
-    row.flags.writeable = False
-    return row
+def _most_likely(adjusted: npt.NDArray[np.floating[Any]]) -> int:
+    """The first of the largest."""
+    return int(adjusted.argmax())
 
 
-def _keep_top_k(row: Probs, k: int) -> None:
-    """Exactly k tokens survive; at the boundary the smaller token ids. In place, -inf elsewhere.
-
-    The k-th largest of the maxima of blocks bounds the k-th largest entry from below, so that only
-    few entries are looked at closely: a plain partition of 49k logits took four times as long.
-    """
-    blocks = len(row) // _PARTITION_BLOCK
-    floor = -np.inf
-    if blocks > k:
-        maxima = row[: blocks * _PARTITION_BLOCK].reshape(blocks, -1).max(axis=1)
-        floor = np.partition(maxima, blocks - k)[blocks - k]
-    candidates = np.flatnonzero(row >= floor)
-    values = row[candidates]
-    threshold = np.partition(values, len(values) - k)[len(values) - k]
-    above = candidates[values > threshold]
-    ties = candidates[values == threshold][: k - len(above)]
-    kept_values = np.concatenate([row[above], row[ties]])
-    row[:] = -np.inf
-    row[np.concatenate([above, ties])] = kept_values
+def _only(kept: kernels.Ids, ids: kernels.Ids | None, weights: Probs) -> tuple[kernels.Ids, Probs]:
+    """The ids and weights at the places `kept`."""
+    return kept if ids is None else ids[kept], weights[kept]
 
 
-def _keep_top_p(weights: Probs, top_p: float) -> None:
-    """The smallest set of most likely tokens with total >= top_p, at least one; ties by token id.
-    In place on unnormalised weights, 0 elsewhere.
+def _top_p(weights: Probs, top_p: float) -> kernels.Ids:
+    """Where the smallest set of most likely tokens with total >= top_p is, at least one; ties by token id.
+    Ascending places in unnormalised weights.
 
     Tokens lighter than (1 - top_p) / vocab of the total weigh less than 1 - top_p together, so none
-    of them is in the set: only the others are sorted. Sums are taken in float64.
+    of them is in the set. Of the others the largest are summed, more of them until they are enough:
+    a sort of all took seven times as long.
     """
-    total = float(weights.sum())
+    total = kernels.total(kernels.block_sums(weights))
+    goal = total * top_p * (1 - BOUNDARY_SLACK)
     # the slack: where all weigh the same, rounding must not leave them all below their own mean
     candidates = np.flatnonzero(weights >= total * (1 - top_p) / len(weights) * (1 - BOUNDARY_SLACK))
-    order = candidates[np.argsort(-weights[candidates], kind="stable")]
-    cumulative = np.cumsum(weights[order])
-    size = int(np.searchsorted(cumulative, total * top_p * (1 - BOUNDARY_SLACK), side="left")) + 1
-    kept = order[:size]
-    kept_weights = weights[kept]
-    weights[:] = 0.0
-    weights[kept] = kept_weights
+    values = weights[candidates]
+    size, looked_at = 0, 256
+    while size == 0:
+        looked_at = min(looked_at, len(values))
+        largest = np.sort(np.partition(values, len(values) - looked_at)[len(values) - looked_at :])[::-1]
+        cumulative = np.cumsum(largest)
+        if cumulative[-1] >= goal or looked_at == len(values):
+            size = min(int(np.searchsorted(cumulative, goal, side="left")) + 1, len(values))
+        looked_at *= 8
+    return kernels.at_least(candidates, values, largest[size - 1], size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Law:
+    """The law of one token, held over the whole vocabulary or over the few tokens that it allows.
+
+    weights  float64: of `ids`, or of all tokens; probabilities once multiplied by `share`
+    ids      ascending, or None: all tokens
+    masses   (blocks,): the sums of RACE_BLOCK token ids, as kernels.block_sums takes them
+    share    1 / the sum of all weights
+    """
+
+    weights: Probs
+    ids: kernels.Ids | None
+    masses: Probs
+    share: float
+    vocab: int
+
+    @classmethod
+    def point(cls, token: int, vocab: int) -> Law:
+        """All mass on one token."""
+        return cls(_ONE, np.array([token]), _ONE, 1.0, vocab)
+
+    def row(self) -> Probs:
+        """Over the whole vocabulary: (vocab,), read-only."""
+        row = self.weights * self.share
+        if self.ids is not None:
+            few, row = row, np.zeros(self.vocab)
+            row[self.ids] = few
+        row.flags.writeable = False
+        return row
+
+    def prob(self, token: int) -> float:
+        """0 for an id outside the vocabulary."""
+        if self.ids is None:
+            return float(self.weights[token] * self.share) if 0 <= token < self.vocab else 0.0
+        place = int(np.searchsorted(self.ids, token))
+        return float(self.weights[place] * self.share) if place < len(self.ids) and self.ids[place] == token else 0.0
+
+    def race(self, noise: RaceNoise) -> int:
+        """The token that `race` draws from the whole row: weights do as well as probabilities, whose
+        rounding would decide one draw in 1e15. A token that is alone, in the row or in the block that
+        won, needs no noise."""
+        if self.ids is None:
+            return _race(self.weights, self.masses, noise, RACE_BLOCK)
+        if len(self.ids) == 1:
+            return int(self.ids[0])
+        first = _winner(self.masses, noise) * RACE_BLOCK
+        start, stop = self.ids.searchsorted(first), self.ids.searchsorted(first + RACE_BLOCK)
+        if stop - start == 1:
+            return int(self.ids[start])
+        inside = np.zeros(min(RACE_BLOCK, self.vocab - first))
+        inside[self.ids[start:stop] - first] = self.weights[start:stop]
+        return first + _inside(inside, first, noise)
+
+
+_ONE = np.ones(1)
+_ONE.flags.writeable = False
 
 
 class TargetRows:
@@ -177,13 +233,13 @@ class TargetRows:
     rows[0] follows the last token of the context, rows[i + 1] draft token i. Rules never look
     behind the first rejection (block verification: backwards from the end).
 
-    point  of a greedy request: row index -> the one token that has all the mass
-    failed  the index of the row that could not be shaped, once that has happened
+    compute  row index -> its law, or its probabilities
+    failed   the index of the row that could not be shaped, once that has happened
     """
 
-    def __init__(self, length: int, compute: Callable[[int], Probs], point: Callable[[int], int] | None = None) -> None:
+    def __init__(self, length: int, compute: Callable[[int], Law | Probs]) -> None:
         self._compute = compute
-        self._point = point
+        self._laws: list[Law | Probs | None] = [None] * length
         self._rows: list[Probs | None] = [None] * length
         self.failed: int | None = None
 
@@ -203,28 +259,39 @@ class TargetRows:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def _law(self, index: int) -> Law | Probs:
+        law = self._laws[index]
+        if law is None:
+            try:
+                law = self._laws[index] = self._compute(index)
+            except Exception:
+                self.failed = index
+                raise
+        return law
+
     def __getitem__(self, index: int) -> Probs:
         row = self._rows[index]
         if row is None:
-            row = self._rows[index] = self._ask(self._compute, index)
+            law = self._law(index)
+            row = self._rows[index] = law.row() if isinstance(law, Law) else law
         return row
 
-    def _ask(self, compute: Callable[[int], T], index: int) -> T:
-        try:
-            return compute(index)
-        except Exception:
-            self.failed = index
-            raise
+    def prob(self, index: int, token: int) -> float:
+        """rows[index][token], and 0 for an id outside the vocabulary, without writing out a whole row."""
+        law = self._law(index)
+        if isinstance(law, Law):
+            return law.prob(token)
+        return float(law[token]) if 0 <= token < len(law) else 0.0
 
-    @property
-    def greedy(self) -> bool:
-        """Each row has one answer."""
-        return self._point is not None
+    def is_point(self, index: int) -> bool:
+        """Row `index` is known to have one answer."""
+        law = self._law(index)
+        return isinstance(law, Law) and len(law.weights) == 1
 
     def race(self, index: int, noise: RaceNoise) -> int:
-        """Draw from row `index` by the race. A greedy row has one answer, whatever the noise: it is
-        taken without shaping a row of a whole vocabulary, which cost a hundredth of a step."""
-        return self._ask(self._point, index) if self._point is not None else race(self[index], noise)
+        """Draw from row `index` by the race."""
+        law = self._law(index)
+        return law.race(noise) if isinstance(law, Law) else race(law, noise)
 
 
 # ---------------------------------------------------------------- drawing
@@ -237,16 +304,31 @@ def race(row: Probs, noise: RaceNoise, block: int = RACE_BLOCK) -> int:
 
     row: (vocab,), need not be normalised. Raises RowError if it has no mass.
     """
-    vocab = len(row)
-    masses = np.add.reduceat(row, np.arange(0, vocab, block))
-    with np.errstate(divide="ignore", over="ignore"):
-        winner = int(np.argmin(noise.blocks(len(masses)) / masses))
-        first = winner * block
-        inside = row[first : first + block]
-        token = first + int(np.argmin(noise.tokens(first, len(inside)) / inside))
-    if not row[token] > 0:
+    return _race(row, kernels.block_sums(row, block), noise, block)
+
+
+def _race(row: Probs, masses: Probs, noise: RaceNoise, block: int) -> int:
+    first = _winner(masses, noise) * block
+    return first + _inside(row[first : first + block], first, noise)
+
+
+def _winner(masses: Probs, noise: RaceNoise) -> int:
+    """The block that wins."""
+    return _earliest(noise.blocks(len(masses)), masses)
+
+
+def _inside(block: Probs, first: int, noise: RaceNoise) -> int:
+    """The place in its block of the token that wins there; `first` is the block's first token id."""
+    place = _earliest(noise.tokens(first, len(block)), block)
+    if not block[place] > 0:
         raise RowError("a row without mass cannot be drawn from")
-    return token
+    return place
+
+
+@np.errstate(divide="ignore", over="ignore")
+def _earliest(exponentials: Probs, rates: Probs) -> int:
+    """argmin E_i / p_i."""
+    return int((exponentials / rates).argmin())
 
 
 def sparse_race(ids: npt.NDArray[np.int64], weights: Probs, noise: RaceNoise, block: int = RACE_BLOCK) -> int:
@@ -262,16 +344,30 @@ def sparse_race(ids: npt.NDArray[np.int64], weights: Probs, noise: RaceNoise, bl
     return first + int(np.argmin(inside / weights[first:end]))
 
 
-def inverse_cdf(row: Probs, u: float) -> int:
+def inverse_cdf(row: Probs, u: float, masses: Probs | None = None) -> int:
     """The first token whose cumulative weight exceeds u times the total, u in [0, 1).
 
-    Cumulated in float64 and scaled by the sum as cumulated, so that the answer always has weight
-    and is always < vocab. row: (vocab,), need not be normalised.
+    In two levels: the block where that is, then the token, by how far into the block u falls. A sum
+    over 49k tokens one by one took five times as long. The answer always has weight and is always < vocab.
+    row: (vocab,), need not be normalised; masses: its block sums, where they are known.
     """
-    cumulative = np.cumsum(row)
+    first = 0
+    if len(row) > kernels.BLOCK:
+        block, u = _step(kernels.block_sums(row) if masses is None else masses, u)
+        first = block * kernels.BLOCK
+    return first + _step(row[first : first + kernels.BLOCK], u)[0]
+
+
+def _step(weights: Probs, u: float) -> tuple[int, float]:
+    """The first whose cumulative weight exceeds u times the total, scaled by the sum as cumulated,
+    and how far into it that lies: in [0, 1)."""
+    cumulative = np.cumsum(weights)
     if not cumulative[-1] > 0:
         raise RowError("a row without mass cannot be drawn from")
-    return int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
+    goal = u * cumulative[-1]
+    i = int(np.searchsorted(cumulative, goal, side="right"))
+    before = cumulative[i - 1] if i else 0.0
+    return i, min(float((goal - before) / (cumulative[i] - before)), 1 - 2.0**-53)
 
 
 def draw_draft(row: Probs, noise: StepNoise, index: int, *, coupled: bool) -> int:
@@ -315,8 +411,8 @@ def residual(p: Probs, q: Probs) -> Probs:
 
     Where rounding leaves it empty (p = q, yet rejected: an event of about 1e-16) it is p.
     """
-    excess = np.maximum(p - q, 0.0)
-    if not excess.any():
+    excess, masses = kernels.excess(p, q)
+    if not masses.any():
         logger.warning("a rejection at p = q up to rounding: the token is drawn from p")
         return p
     return excess

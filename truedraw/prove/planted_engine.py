@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from truedraw import decode, sampling
+from truedraw import decode, kernels, sampling
 from truedraw import engine as engine_module
 from truedraw.cache import CachedModel, TokenBuffer
 from truedraw.drafters import model as model_drafter
@@ -88,22 +88,22 @@ def _counts_tokens_late(sequence: Any, proposal: Proposal, nodes: Sequence[int],
     return _target_rows(late, proposal, nodes, rows)
 
 
-def _top_p_one_too_many(weights: Probs, top_p: float) -> None:
+def _top_p_one_too_many(weights: Probs, top_p: float) -> Any:
     order = np.argsort(-weights, kind="stable")
     size = int(np.searchsorted(np.cumsum(weights[order]), weights.sum() * top_p, side="left")) + 2
-    weights[order[size:]] = 0.0
+    return np.sort(order[:size])
 
 
-def _top_k_with_ties(row: Probs, k: int) -> None:
-    row[row < np.sort(row)[-k]] = -np.inf
+def _top_k_with_ties(logits: Any, k: int) -> Any:
+    return np.flatnonzero(logits >= np.sort(logits)[-k])
 
 
 def _penalties_over_the_prompt(row: Probs, params: Any, context: Any, prompt_length: int) -> None:
     _penalise(row, params, context, 0)
 
 
-def _greedy_takes_the_last_maximum(token: int, vocab: int) -> Probs:
-    return _one_hot(vocab - 1, vocab)
+def _takes_the_last_token(adjusted: Any) -> int:
+    return len(adjusted) - 1
 
 
 def _adjusts_nan_away(logits: Any, *others: Any) -> Any:
@@ -208,19 +208,13 @@ _target_rows, _cut, _commit, _score, _record = decode._target_rows, decode.cut, 
 _useful, _propose = decode._useful, decode.propose
 _rows_of_copies, _draw_copies = suffix.Text.rows, suffix.Text.draw
 _num_left, _stats = vars(ActiveSequence)["num_left"].fget, vars(ActiveSequence)["stats"].fget
-_penalise, _one_hot, _adjust, _keep, _lookup = (
-    sampling._penalise,
-    sampling._one_hot,
-    sampling.adjust,
-    CachedModel._keep,
-    ngram.lookup,
-)
+_penalise, _adjust, _keep, _lookup = sampling._penalise, sampling.adjust, CachedModel._keep, ngram.lookup
 
 _SHAPING = [
-    Mutant("top-p keeps one token too many", "FAULTS B27", by_shaping(sampling, "_keep_top_p", _top_p_one_too_many)),
-    Mutant("top-k keeps ties", "FAULTS B31", by_shaping(sampling, "_keep_top_k", _top_k_with_ties)),
+    Mutant("top-p keeps one token too many", "FAULTS B27", by_shaping(sampling, "_top_p", _top_p_one_too_many)),
+    Mutant("top-k keeps ties", "FAULTS B31", by_shaping(kernels, "top_k", _top_k_with_ties)),
     Mutant("penalties count the prompt", "FAULTS B35", by_shaping(sampling, "_penalise", _penalties_over_the_prompt)),
-    Mutant("greedy takes the last token", "FAULTS B26", by_shaping(sampling, "_one_hot", _greedy_takes_the_last_maximum)),
+    Mutant("greedy takes the last token", "FAULTS B26", by_shaping(sampling, "_most_likely", _takes_the_last_token)),
 ]
 
 _LAW = [

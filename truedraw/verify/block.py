@@ -11,13 +11,12 @@ min(q, P_i p) of that for each next token y, and the residual max(P_i p - q, 0) 
 
 from __future__ import annotations
 
-import numpy as np
-
+from truedraw import kernels
 from truedraw.protocols import StepNoise
 from truedraw.randomness import Purpose
 from truedraw.sampling import TargetRows, inverse_cdf, residual
 from truedraw.types import Proposal, Verdict
-from truedraw.verify import plain, probability, require_chain, rows_for
+from truedraw.verify import plain, require_chain, rows_for
 
 
 def verify(proposal: Proposal, target_rows: TargetRows, noise: StepNoise) -> Verdict:
@@ -38,10 +37,10 @@ def verify(proposal: Proposal, target_rows: TargetRows, noise: StepNoise) -> Ver
         return Verdict(tuple(range(length)), inverse_cdf(rows[length], noise.uniform(Purpose.BONUS, length)), "bonus")
     for i in range(length - 1, 0, -1):
         p, q = rows[i], proposal.q.row(i, proposal.tokens[i], len(rows[i]))
-        excess = np.maximum(worth[i] * p - q, 0.0)
-        total = float(excess.sum())
+        excess, masses = kernels.excess(p, q, worth[i])
+        total = kernels.total(masses)
         if noise.uniform(Purpose.ACCEPT, i - 1) * (total + 1 - worth[i]) < total:
-            return Verdict(tuple(range(i)), inverse_cdf(excess, noise.uniform(Purpose.RESIDUAL, i)), "residual")
+            return Verdict(tuple(range(i)), inverse_cdf(excess, noise.uniform(Purpose.RESIDUAL, i), masses), "residual")
     correction = residual(rows[0], proposal.q.row(0, proposal.tokens[0], len(rows[0])))
     return Verdict((), inverse_cdf(correction, noise.uniform(Purpose.RESIDUAL, 0)), "residual")
 
@@ -50,7 +49,7 @@ def prefix_worths(proposal: Proposal, rows: TargetRows) -> list[float]:
     """P_0 .. P_n, n <= k: up to the first 0, behind which nothing can be accepted."""
     worth = [1.0]
     for i, x in enumerate(proposal.tokens):
-        worth.append(min(1.0, worth[-1] * probability(rows[i], x) / proposal.q.prob(i, x)))
+        worth.append(min(1.0, worth[-1] * rows.prob(i, x) / proposal.q.prob(i, x)))
         if worth[-1] == 0.0:
             break
     return worth

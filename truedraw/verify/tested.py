@@ -25,9 +25,9 @@ def tested(rule: str, proposal: Proposal, rows: TargetRows, path: tuple[int, ...
     token    given that depth d was reached, sum over y of min(p, q)
     block    P_d and P_{d+1}: E[accepted tokens] is the sum of E[P_d] over d >= 1 (Sun et al. 2025)
     coupled  drawn drafts: the probability that two races over p and q with the same noise agree (Daliri et al. 2024)
-    Point masses, greedy rows, trees and all other rules: what happened.
+    Point masses, greedy decoding, trees and all other rules: what happened.
     """
-    if proposal.q.sampled and proposal.is_chain and not rows.greedy:
+    if proposal.q.sampled and proposal.is_chain and not rows.is_point(0):
         if rule == "block":
             worth = prefix_worths(proposal, rows)
             return tuple(pairwise(worth))

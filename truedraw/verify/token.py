@@ -7,7 +7,7 @@ from truedraw.protocols import StepNoise
 from truedraw.randomness import Purpose
 from truedraw.sampling import TargetRows, inverse_cdf, residual
 from truedraw.types import Proposal, Verdict
-from truedraw.verify import plain, probability, require_chain, rows_for
+from truedraw.verify import plain, require_chain, rows_for
 
 
 def verify(proposal: Proposal, target_rows: TargetRows, noise: StepNoise) -> Verdict:
@@ -23,8 +23,9 @@ def verify(proposal: Proposal, target_rows: TargetRows, noise: StepNoise) -> Ver
     if k == 0:
         return plain(rows, noise)
     for i, x in enumerate(proposal.tokens):
-        p, q = rows[i], proposal.q
-        if not noise.uniform(Purpose.ACCEPT, i) * q.prob(i, x) < probability(p, x):
+        q = proposal.q
+        if not noise.uniform(Purpose.ACCEPT, i) * q.prob(i, x) < rows.prob(i, x):
+            p = rows[i]
             correction = residual(p, q.row(i, x, len(p)))
             return Verdict(tuple(range(i)), inverse_cdf(correction, noise.uniform(Purpose.RESIDUAL, i)), "residual")
     return Verdict(tuple(range(k)), inverse_cdf(rows[k], noise.uniform(Purpose.BONUS, k)), "bonus")
