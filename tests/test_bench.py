@@ -8,13 +8,12 @@ import pytest
 from truedraw.bench import workloads
 from truedraw.bench.bounds import hindsight_seconds, loop_share
 from truedraw.bench.measure import Pair, Stopwatch, Workload, run
-from truedraw.calibrate import size_classes
 from truedraw.drafters.suffix import SuffixDrafter
 from truedraw.engine import Engine
 from truedraw.errors import PromptError
 from truedraw.policy import FixedLength
 from truedraw.registry import Model
-from truedraw.runners.toy import LetterTokenizer, ToyRunner, hashed, markov
+from truedraw.runners.toy import LetterTokenizer, ToyRunner, markov
 from truedraw.types import SamplingParams
 
 CYCLE = np.roll(np.eye(5), 1, axis=1) * 0.999 + 0.0002
@@ -70,25 +69,6 @@ def test_a_run_alternates_and_counts_the_same_tokens_both_ways():
     assert 0 < told.spec.target < told.spec.wall and told.spec.other >= 0
     assert not isinstance(under_test.policy, Stopwatch)  # put back
     assert told.hindsight_ratio([0.0] + [1.0] * 32) > told.stats.tokens_per_step
-
-
-# ---------------------------------------------------------------- size classes
-
-
-def test_sizes_with_the_same_rows_are_one_class():
-    text = np.arange(60, dtype=np.int32) % 9
-    assert {told.name for told in size_classes(ToyRunner(hashed(9), 9), text, 8, (1, 2, 8))} == {"a"}
-
-    class Shifts(ToyRunner):
-        def forward(self, chunks):
-            rows = super().forward(chunks)
-            for row, chunk in zip(rows, chunks, strict=True):
-                row.logits[...] += 0.3 * np.arange(9) * (len(chunk.tokens) > 2)
-            return rows
-
-    one, two, eight, sixteen = size_classes(Shifts(hashed(9), 9), text, 8, (1, 2, 8, 16))
-    assert [told.name for told in (one, two, eight, sixteen)] == ["a", "a", "b", "b"]
-    assert two.max_tv == 0 and eight.max_tv > 0.05 and eight.flips > 0
 
 
 # ---------------------------------------------------------------- prompts

@@ -118,7 +118,6 @@ def one_line(result):
                 (["--drafter", "ngram"], "drafter is 'ngram': allowed is suffix"),
                 (["--drafter", "random"], "drafter is 'random': allowed is suffix"),
                 (["--drafter", "model", "--draft-model", "toy"], "drafter is 'model': allowed is suffix"),
-                (["--draft-model", "toy"], "drafter is 'model': allowed is suffix"),
                 (["--draft-length", "0"], "draft_length is 0: allowed is auto or at least 1 with a corpus"),
             )
         ),

@@ -575,7 +575,7 @@ def test_the_shipped_rule_passes_and_fails_once_the_fault_is_planted(monkeypatch
     monkeypatch.setattr(token, "residual", lambda p, q: p)
     assert audit(1000, 1e-6) >= {"residual_direction", "e-process", "transform"}
     monkeypatch.undo()
-    monkeypatch.setattr(token, "probability", lambda row, x: 1.0)
+    monkeypatch.setattr(TargetRows, "prob", lambda self, index, x: 1.0)
     assert audit(50, 1e-6) >= {"log_p", "tail", "e-process", "transform"}
 
 

@@ -174,12 +174,12 @@ class Engine:
             if isinstance(drafter, str):
                 if draft is not None and not {"model", "tree"} & set(drafter.split("+")):
                     raise InvalidParameter("drafter", drafter, "auto, model or tree when a draft model is given")
-                timed = draft if policy is None and draft is not None and draft.runner.identity else None
-                pass_seconds = None if timed is None else _profile(timed, say).pass_seconds
                 if corpus is not None:
                     check_takes_corpus(drafter)
                 known = corpus.open(target.tokenizer, say) if isinstance(corpus, Sources) else corpus
-                drafter = make_drafter(drafter, target, draft, pass_seconds=pass_seconds, corpus=known)
+                timed = draft if policy is None and draft is not None and draft.runner.identity else None
+                measure = None if timed is None else lambda: _profile(timed, say).pass_seconds
+                drafter = make_drafter(drafter, target, draft, measure=measure, corpus=known)
             if policy is None and target.runner.identity and target.runner.can_rollback and not isinstance(drafter, NoDrafter):
                 policy = Controller(_profile(target, say), blind=drafter.samples and not drafter.forecasts)
             return cls(target, drafter, policy, rule=rule, allow_lossy=allow_lossy)

@@ -41,8 +41,8 @@ DRAFTERS = ("none", "suffix", "ngram", "model", "tree", "random")
 MODELS = "a path to a GGUF file, smollm2[:f32|bf16|q8_0|q4_0], hub:ORG/REPO[:FILE] or toy"
 
 
-PassSeconds: TypeAlias = Callable[[int], float]
-"""Seconds of a pass by its size."""
+Measure: TypeAlias = Callable[[], Callable[[int], float]]
+"""Measures a model, and answers with the seconds of a pass by its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +177,11 @@ def check_takes_corpus(drafter: str) -> None:
 
 
 def make_drafter(
-    name: str, target: Model, draft: Model | None, *, pass_seconds: PassSeconds | None = None, corpus: Corpus | None = None
+    name: str, target: Model, draft: Model | None, *, measure: Measure | None = None, corpus: Corpus | None = None
 ) -> Drafter:
     """`name`: one of DRAFTERS, or several joined by + (drafters/chain.py).
 
-    pass_seconds: of the draft model; corpus: what `suffix` copies from besides. Raises InvalidParameter.
+    measure: what passes of the draft model take, asked once it is known to fit; corpus: what `suffix` copies from besides. Raises InvalidParameter.
     """
     if corpus is not None:
         check_takes_corpus(name)
@@ -190,10 +190,7 @@ def make_drafter(
 
         parts = name.split("+")
         return ChainDrafter(
-            [
-                make_drafter(part, target, draft, pass_seconds=pass_seconds, corpus=corpus if part == "suffix" else None)
-                for part in parts
-            ]
+            [make_drafter(part, target, draft, measure=measure, corpus=corpus if part == "suffix" else None) for part in parts]
         )
     match name:
         case "none":
