@@ -217,9 +217,8 @@ def make_drafter(
                     "drafter", name, "suffix, ngram, random or none without a draft model (--draft-model names one)"
                 )
             check_same_vocabulary(target.tokenizer, draft.tokenizer)
-            return ModelDrafter(
-                draft.runner, target.runner.vocab_size, width=2 if name == "tree" else 1, pass_seconds=pass_seconds
-            )
+            width, pass_seconds = 2 if name == "tree" else 1, None if measure is None else measure()
+            return ModelDrafter(draft.runner, target.runner.vocab_size, width=width, pass_seconds=pass_seconds)
     raise InvalidParameter("drafter", name, f"auto, {', '.join(DRAFTERS)}, or several of them joined by +")
 
 
