@@ -65,28 +65,36 @@ class PassCosts:
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
         self._factors: dict[int, float] = {}
-        self._tables: dict[tuple[int, int, int], Seconds] = {}
+        self._tables: dict[tuple[int, int], Seconds] = {}
+        self._correction = np.ones(1)
 
     def table(self, up_to: int, cached: int, sequences: int) -> Seconds:
         """Seconds of passes of 0 .. up_to tokens, shape (up_to + 1,)."""
-        place = (up_to, cached // 64, sequences)
-        if place not in self._tables:
-            self._tables[place] = self._profile.curve(cached, sequences).table(up_to)
-        corrected: Seconds = self._tables[place] * self._correction(up_to)
+        base = self._base(up_to, cached, sequences)
+        if up_to >= len(self._correction):
+            self._correct(len(base))
+        corrected: Seconds = base[: up_to + 1] * self._correction[: up_to + 1]
         return corrected
 
-    def _correction(self, up_to: int) -> Seconds:
-        if not self._factors:
-            return np.ones(up_to + 1)
+    def _base(self, up_to: int, cached: int, sequences: int) -> Seconds:
+        """What the profile says, of so many tokens at least."""
+        place = (cached // 64, sequences)
+        table = self._tables.get(place)
+        if table is None or up_to >= len(table):
+            table = self._tables[place] = self._profile.curve(cached, sequences).table(max(up_to, LONGEST + sequences))
+        return table
+
+    def _correct(self, length: int) -> None:
         seen = sorted(self._factors)
-        return np.interp(np.arange(up_to + 1), seen, [self._factors[size] for size in seen])
+        self._correction = np.interp(np.arange(length), seen, [self._factors[size] for size in seen]) if seen else np.ones(length)
 
     def observe(self, size: int, cached: int, sequences: int, seconds: float) -> None:
-        expected = float(self._profile.curve(cached, sequences).table(size)[size])
+        expected = float(self._base(size, cached, sequences)[size])
         ratio = math.log(seconds / expected) if seconds > 0 else 0.0
         before = math.log(self._factors.get(size, 1.0))
         step = min(max(ratio - before, -self._CLAMP), self._CLAMP)
         self._factors[size] = math.exp(before + (self._RATE if size in self._factors else 0.5) * step)
+        self._correct(max(len(self._correction), size + 1))
 
 
 class Ledger:
@@ -191,20 +199,26 @@ class Controller(LengthPolicy):
 
     def _choose(self, batch: Sequence[SequenceState], survivals: Sequence[Sequence[float]], draft_seconds: float) -> list[int]:
         """How many drafts of each: the best number for all, taken by survival."""
+        if not batch:
+            return []
         plain = self._num_sequences = max(self._num_sequences, len(batch))
-        ranked = sorted(((s, i) for i, each in enumerate(survivals) for s in each), key=lambda item: -item[0])
-        if not ranked:
-            return [0] * len(batch)
         cached = max(state.length for state in batch)
-        table = self.costs.table(plain + len(ranked), cached, plain)
-        gains = np.cumsum([0.0, *(s for s, _ in ranked)])
-        deepest = np.arange(len(ranked) + 1) if len(batch) == 1 else _depths(ranked)
+        single = len(batch) == 1
+        ranked = [] if single else sorted(((s, i) for i, each in enumerate(survivals) for s in each), key=lambda item: -item[0])
+        best_first = survivals[0] if single else [s for s, _ in ranked]
+        table = self.costs.table(plain + len(best_first), cached, plain)
         rate = self._rate(float(table[plain]), plain)
+        if not best_first or sum(best_first) <= rate * float(table[plain + 1] - table[plain]):
+            return [0] * len(batch)  # no number of drafts can pay
+        deepest = np.arange(len(best_first) + 1) if single else _depths(ranked)
         seconds = table[plain:] - table[plain] + draft_seconds * deepest
-        values = gains - rate * seconds
+        values = np.cumsum([0.0, *best_first]) - rate * seconds
         values[seconds > self.ledger.steps * table[plain]] = -math.inf
+        number = int(values.argmax())
+        if single:
+            return [number]
         counts = [0] * len(batch)
-        for _, i in ranked[: int(values.argmax())]:
+        for _, i in ranked[:number]:
             counts[i] += 1
         return counts
 
@@ -222,7 +236,7 @@ class Controller(LengthPolicy):
         self._seconds = 0.98 * self._seconds + seconds
         sequences, drafts = len(step.states), sum(step.num_proposed)
         table = self.costs.table(sequences + drafts, cached, sequences)  # a pass may carry prompts besides
-        taken = (float(table[-1]) + step.draft_seconds) / float(table[sequences])
+        taken = (float(table[-1]) + (step.draft_seconds if drafts else 0.0)) / float(table[sequences])
         self.ledger.book((sum(step.num_accepted) + sequences) / sequences, taken)
         self._drafted = 0.9 * self._drafted + 0.1 * sum(step.num_proposed) / len(step.states)
         self._probe_seconds += PROBE_SHARE * seconds

@@ -181,7 +181,8 @@ def make_drafter(
 ) -> Drafter:
     """`name`: one of DRAFTERS, or several joined by + (drafters/chain.py).
 
-    measure: what passes of the draft model take, asked once it is known to fit; corpus: what `suffix` copies from besides. Raises InvalidParameter.
+    measure: what passes of the draft model take, asked once it is known to fit; corpus: what `suffix`
+    copies from besides. Raises InvalidParameter.
     """
     if corpus is not None:
         check_takes_corpus(name)

@@ -50,9 +50,10 @@ class SuffixAutomaton:
         """
         return {token: self._count[after] for token, after in self._next[state].items()}
 
-    def num_followers(self, state: int) -> int:
-        """How many different tokens followed the strings of a state."""
-        return len(self._next[state])
+    def only_follower(self, state: int) -> int | None:
+        """The one token that ever followed the strings of a state; None if there are several."""
+        after = self._next[state]
+        return next(iter(after)) if len(after) == 1 else None
 
     def count(self, state: int, token: int) -> int:
         """How often `token` followed the strings of a state."""

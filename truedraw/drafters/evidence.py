@@ -9,7 +9,8 @@ before it were tried too: none of them told anything more (log-likelihood of 24,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 KINDS = ("mixed", "alone", "resumed", "elsewhere")
 MIXED, ALONE, RESUMED, ELSEWHERE = range(4)
@@ -26,43 +27,56 @@ PRIOR_WEIGHT = 6.0
 _FORGET = 0.95
 _NEIGHBOUR = 0.5  # of what a match of one length tells about the lengths next to it
 _SURE = 0.999
+_LONGEST = 64
+_BUCKET_OF = tuple(sum(length >= start for start in BUCKETS) - 1 for length in range(_LONGEST + 1))
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """What is known of a copy before its next token is.
 
     kind    an index of KINDS
     length  of the match; a copy taken up right behind a token that it does not hold has 0
-    count   how often the token followed the match
+    times   how often the token followed the match
     """
 
     kind: int
     length: int
-    count: int = 1
+    times: int = 1
 
     @property
     def features(self) -> tuple[float, float, float]:
-        return 1.0, math.log(max(self.length, 1)), math.log(max(1, min(self.count, MOST_COUNTED)))
+        return 1.0, math.log(max(self.length, 1)), math.log(max(1, min(self.times, MOST_COUNTED)))
 
     @property
     def bucket(self) -> int:
-        return sum(self.length >= start for start in BUCKETS) - 1
+        """The row of a request's history that it belongs to."""
+        return _BUCKET_OF[min(self.length, _LONGEST)]
 
 
-@dataclass(frozen=True, slots=True)
 class Prior:
-    """P(right) = 1 / (1 + exp(-w . features)), one w for each kind.
+    """P(right) = 1 / (1 + exp(-w . features)), one w for each kind; as a table, since it is asked for every draft.
 
     substituted  added where a copy is taken up behind a token that it does not hold
     """
 
-    weights: tuple[tuple[float, float, float], ...]
-    substituted: float
+    def __init__(self, weights: Sequence[tuple[float, float, float]], substituted: float) -> None:
+        self.weights, self.substituted = tuple(weights), substituted
+        self._table = [
+            [
+                [self._logistic(Evidence(kind, length, count)) for count in range(MOST_COUNTED + 1)]
+                for length in range(_LONGEST + 1)
+            ]
+            for kind in range(len(self.weights))
+        ]
 
-    def probability(self, seen: Evidence) -> float:
+    def _logistic(self, seen: Evidence) -> float:
         score = sum(w * x for w, x in zip(self.weights[seen.kind], seen.features, strict=True))
         return 1.0 / (1.0 + math.exp(-score - (0.0 if seen.length else self.substituted)))
+
+    def probability(self, seen: Evidence) -> float:
+        """Matches longer than 64 tokens count as 64, more than 8 occurrences as 8."""
+        kind, length, times = seen
+        return self._table[kind][min(length, _LONGEST)][min(times, MOST_COUNTED)]
 
 
 _ELSEWHERE = (-2.4, 1.3, 0.9)
@@ -83,8 +97,8 @@ class History:
 
     def probability(self, seen: Evidence) -> float:
         """That the next token of such a copy is right."""
-        surprise, weight = self._surprise[seen.bucket][seen.kind], self._weight[seen.bucket][seen.kind]
-        corrected = self.prior.probability(seen) + surprise / (weight + PRIOR_WEIGHT)
+        row, kind = seen.bucket, seen.kind
+        corrected = self.prior.probability(seen) + self._surprise[row][kind] / (self._weight[row][kind] + PRIOR_WEIGHT)
         return min(max(corrected, 1 - _SURE), _SURE)
 
     def score(self, seen: Evidence, right: bool) -> None:

@@ -27,7 +27,7 @@ from truedraw.types import PointMass, Probs, Proposal, SparseRows
 
 TokenIds: TypeAlias = npt.NDArray[np.int64]
 
-LEAST_SURVIVAL = 0.02
+LEAST_SURVIVAL = 0.05
 MOST_FOLLOWERS = 64
 
 AHEAD = 12
@@ -167,15 +167,15 @@ class Text:
             return copy.tokens[depth], Evidence(ELSEWHERE, copy.length + depth, copy.count)
         if state is None:
             return self.automaton.copied(copy.start, depth), Evidence(RESUMED, copy.length + depth)
-        mixed = self.automaton.num_followers(state) > 1
-        if mixed and self._coupled:
+        only = self.automaton.only_follower(state)
+        if only is not None:
+            return only, Evidence(ALONE, copy.length + depth, self.automaton.count(state, only))
+        if self._coupled:
             ids, counts = self.followers(state)
             token = int(ids[sparse_race(ids, counts, noise.race(position))])
-        elif mixed:
-            token = self._latest(copy, state, depth)
         else:
-            (token,) = self.automaton.followers(state)
-        return token, Evidence(MIXED if mixed else ALONE, copy.length + depth, self.automaton.count(state, token))
+            token = self._latest(copy, state, depth)
+        return token, Evidence(MIXED, copy.length + depth, self.automaton.count(state, token))
 
     def _latest(self, copy: Copy, state: int, depth: int) -> int:
         """What followed the match's latest occurrence, where the state is still on it."""
