@@ -3,7 +3,9 @@ output projections) between its layers. The draft model is the demo model with i
 that the two agree in part. A test of the cost model and of block verification at a realistic ratio of
 costs; synthetic, and no figure for anybody's model.
 
-    python benchmarks/deepen.py [PAIRS] [SCALE]
+    python benchmarks/deepen.py [PAIRS] [SCALE] [WEIGHTS]
+
+WEIGHTS: f32 (where a pass of 4 costs half as much again as a pass of 1) or q8_0 (where it costs twice as much).
 
 Prints measured speed-up against what `truedraw plan` predicts from the measured acceptance and profile;
 last line: JSON.
@@ -71,18 +73,19 @@ def blur(source: Path, target: Path, scale: float) -> None:
 def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 4
     scale = float(sys.argv[2]) if len(sys.argv) > 2 else 0.75
-    source = locate("smollm2:q8_0", llamacpp.quantise, print)
+    weights = sys.argv[3] if len(sys.argv) > 3 else "f32"
+    source = locate(f"smollm2:{weights}", llamacpp.quantise, print)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         deep, draft = Path(folder) / "deep.gguf", Path(folder) / "draft.gguf"
         deepen(source, deep, FACTOR)
         blur(source, draft, scale)
-        with Engine.load(str(deep), draft_model=str(draft), context=512) as engine:
+        with Engine.load(str(deep), drafter="model", draft_model=str(draft), context=512) as engine:
             prompts = workloads.read(workloads.shipped(), raw=False)["open chat"]
             for rule in ("auto", "token"):
-                for policy in (engine.policy, FixedLength(4)):
+                for policy in (engine.policy, FixedLength(3)):
                     rows.append(compare(engine, prompts, rule, policy, pairs))
-    last_line(benchmark="deepen", factor=FACTOR, scale=scale, rows=rows)
+    last_line(benchmark="deepen", factor=FACTOR, weights=weights, scale=scale, rows=rows)
 
 
 def compare(engine: Engine, prompts: list, rule: str, policy: object, pairs: int) -> dict[str, object]:

@@ -181,7 +181,9 @@ def test_draft_models_with_another_vocabulary_are_refused(tiny):  # B70
     draft = str(tiny("llama", last="zebra"))
     with pytest.raises(IncompatibleModels, match="draft token 258 is 'zebra', the target's is '<0xFF>'"):
         Engine.load(str(tiny("llama")), draft_model=draft)
-    with Engine.load(str(tiny("llama")), draft_model=str(tiny("llama", seed=9)), slots=2) as engine:
+    with Engine.load(
+        str(tiny("llama")), drafter="model", draft_length=3, draft_model=str(tiny("llama", seed=9)), slots=2
+    ) as engine:
         results = engine.generate(["one two", "three"], SamplingParams(max_tokens=20, ignore_eos=True))
         assert [result.rule for result in results] == ["block", "block"] and all(r.stats.proposed for r in results)
 
@@ -207,7 +209,7 @@ def test_a_context_beyond_the_trained_one_is_refused(tiny):
 
 def test_a_draft_model_with_a_shorter_window_drafts_as_far_as_that_goes(tiny):  # B46
     short = str(tiny("llama", context=64))
-    with Engine.load(str(tiny("llama")), draft_model=short) as engine:
+    with Engine.load(str(tiny("llama")), drafter="model", draft_length=3, draft_model=short) as engine:
         result = engine.generate(["x" * 40], SamplingParams(max_tokens=80, seed=1, ignore_eos=True))[0]
         assert len(result.tokens) == 80 and result.stats.proposed > 0 and result.origins[-1] == "plain"
 

@@ -140,7 +140,7 @@ def _machine(model: str) -> dict[str, Any]:
 
 def _print(report: Mapping[str, Any]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("workload", "plain", "drafted", "ratio", "95 %", "tokens/step", "hindsight", "loops"):
+    for column in ("workload", "plain", "drafted", "ratio", "95 %", "per pass", "hindsight", "loops"):
         table.add_column(column, justify="left" if column == "workload" else "right", no_wrap=True)
     for name, row in report["workloads"].items():
         hindsight = "" if row["hindsight_ratio"] is None else f"{row['hindsight_ratio']:.2f}"
@@ -156,4 +156,4 @@ def _print(report: Mapping[str, Any]) -> None:
         )
     console = stdout_console()
     console.print(table)
-    console.print("plain, drafted: tokens per second; hindsight: what copying could reach, had it known what is accepted")
+    console.print("plain, drafted: tokens per second; per pass: tokens; hindsight: what copying could reach, had it known")
