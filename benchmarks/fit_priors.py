@@ -19,9 +19,8 @@ from common import last_line
 
 from truedraw import Engine, SamplingParams
 from truedraw.bench import workloads
-from truedraw.drafters.evidence import BUCKETS, GREEDY, KINDS, RESUMED, Evidence, History, Prior
+from truedraw.drafters.evidence import BUCKETS, ELSEWHERE, GREEDY, KINDS, RESUMED, Evidence, History, Prior
 from truedraw.drafters.suffix import Text
-from truedraw.randomness import Noise
 
 SEED = 11
 RIDGE = 0.5
@@ -48,20 +47,20 @@ def main() -> None:
                 for temperature, evidence in told.items():
                     params = SamplingParams(max_tokens=160, temperature=temperature, seed=SEED)
                     for prompt, result in zip(prompts, engine.generate(prompts, params), strict=True):
-                        evidence += replay(engine.encode(prompt), result.tokens, sampled=temperature > 0)
+                        evidence += replay(engine.encode(prompt), result.tokens)
                 print(model, name, flush=True)
     for name, evidence in zip(("GREEDY", "SAMPLED"), told.values(), strict=True):
         prior = fit(evidence)
-        weights = ", ".join("(" + ", ".join(f"{w:.2f}" for w in row) + ")" for row in prior.weights)
-        print(f"{name} = Prior(({weights}), {prior.substituted:.2f})")
+        weights = ", ".join("(" + ", ".join(f"{w:.2f}" for w in row) + ")" for row in prior.weights[:ELSEWHERE])
+        print(f"{name} = Prior(({weights}, _ELSEWHERE), {prior.substituted:.2f})")
         table(prior, evidence)
     last_line(benchmark="fit_priors", models=models, tokens={str(t): len(evidence) for t, evidence in told.items()})
 
 
-def replay(prompt: list[int], output: tuple[int, ...], *, sampled: bool) -> list[tuple[Evidence, bool]]:
+def replay(prompt: list[int], output: tuple[int, ...]) -> list[tuple[Evidence, bool]]:
     """What the drafter knew of its copy at each token of an answer that it did not draft, and whether it was right."""
     recorder = Recorder()
-    Text(len(prompt), recorder, coupled=sampled).follow([*prompt, *output], Noise(SEED).at(0))
+    Text(len(prompt), recorder).follow([*prompt, *output])
     return recorder.told
 
 

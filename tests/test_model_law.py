@@ -50,11 +50,11 @@ def blurred(tmp_path_factory):
     return str(path)
 
 
-def watched_run(monkeypatch, blurred, name, rule, num_tokens):
+def watched_run(monkeypatch, blurred, name, rule, num_tokens, drafter="model"):
     """Decode at temperature 1, without a seed, until so many tokens have been emitted."""
     watch = Watch(rule)
     monkeypatch.setitem(RULES, name, watch)
-    with Engine.load("smollm2", draft_model=blurred, draft_length=3, rule=name, slots=8, context=320) as engine:
+    with Engine.load("smollm2", drafter=drafter, draft_model=blurred, draft_length=3, rule=name, slots=8, context=320) as engine:
         params = SamplingParams(max_tokens=min(200, num_tokens // 8), ignore_eos=True)
         while watch.num_tokens < num_tokens:
             assert all(result.error is None for result in engine.generate([*PROMPTS, *PROMPTS], params))
@@ -79,6 +79,14 @@ def test_shipped_rules_draw_from_p(monkeypatch, blurred, name):
     assert name != "token" or agrees(watch)
 
 
+@pytest.mark.parametrize("name", ["token", "block"])
+def test_copies_drawn_from_counts_and_the_draft_model_in_turn(monkeypatch, blurred, name):
+    """The drafter of `auto` with a draft model: each step is drafted by what is expected to gain more."""
+    watch = watched_run(monkeypatch, blurred, name, RULES[name], 800, drafter="suffix+model")
+    assert watch.smallest_p_value() > ALPHA / len(DIRECTIONS)
+    assert name != "token" or agrees(watch)
+
+
 def test_resampling_from_p_is_found(monkeypatch, blurred):
     watch = watched_run(monkeypatch, blurred, "token", lossy.biased_resample, 1200)
     assert watch.smallest_p_value() < ALPHA / len(DIRECTIONS)
@@ -89,21 +97,27 @@ def test_resampling_from_p_is_found(monkeypatch, blurred):
 @pytest.mark.parametrize("name", ["token", "block", "coupled"])
 def test_shipped_rules_draw_from_p_over_20_000_tokens(monkeypatch, blurred, name):
     watch = watched_run(monkeypatch, blurred, name, RULES[name], 20_000)
-    assert watch.smallest_p_value() > ALPHA / (6 * len(DIRECTIONS))
+    assert watch.smallest_p_value() > ALPHA / (7 * len(DIRECTIONS))
     assert name != "token" or agrees(watch)
+
+
+@pytest.mark.long
+def test_copies_and_the_draft_model_in_turn_over_10_000_tokens(monkeypatch, blurred):
+    watch = watched_run(monkeypatch, blurred, "block", RULES["block"], 10_000, drafter="suffix+model")
+    assert watch.smallest_p_value() > ALPHA / (7 * len(DIRECTIONS))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "num_tokens"), [("multidraft", 5_000), ("traversal", 5_000), ("resample_from_target", 3_000)])
 def test_the_other_rules_over_fewer_tokens(monkeypatch, blurred, name, num_tokens):
     watch = watched_run(monkeypatch, blurred, name, RULES[name], num_tokens)
-    assert watch.smallest_p_value() > ALPHA / (6 * len(DIRECTIONS))
+    assert watch.smallest_p_value() > ALPHA / (7 * len(DIRECTIONS))
 
 
 @pytest.mark.long
 def test_resampling_from_p_is_found_over_20_000_tokens(monkeypatch, blurred):
     watch = watched_run(monkeypatch, blurred, "token", lossy.biased_resample, 20_000)
-    assert watch.smallest_p_value() < ALPHA / (6 * len(DIRECTIONS))
+    assert watch.smallest_p_value() < ALPHA / (7 * len(DIRECTIONS))
 
 
 def test_what_the_two_level_race_gives_up_on_real_rows(blurred):

@@ -6,7 +6,17 @@ import pytest
 
 from truedraw import calibrate, profile
 from truedraw.errors import InvalidParameter
-from truedraw.policy import LOSS_SHARE, MOST_CREDIT, PROBE_SHARE, START_LOSS, Controller, FixedLength, Ledger, PassCosts
+from truedraw.policy import (
+    LOSS_SHARE,
+    MOST_CREDIT,
+    PROBE_SHARE,
+    SHARED_LOSS,
+    START_LOSS,
+    Controller,
+    FixedLength,
+    Ledger,
+    PassCosts,
+)
 from truedraw.profile import CostPoint, Profile
 from truedraw.protocols import Forecast, PointProposal, SequenceState, StepTiming
 from truedraw.runners.toy import ToyRunner, hashed
@@ -192,7 +202,7 @@ def test_in_a_batch_what_the_others_draft_is_expected_to_be_what_they_drafted(dr
     for _ in range(60):
         policy.observe(StepTiming(4, 0.0, 0.019, 0.0, batch, (drafts,) * 4, (0,) * 4, ((),) * 4))
     policy.limits(batch)
-    policy.ledger.steps = math.inf
+    policy.ledger.steps, policy.ledger._each = math.inf, dict.fromkeys(range(4), math.inf)
     table = policy.costs.table(40, 50, 4)
     others = 4 + 3 * drafts
     values = [sum(survival[:k]) - 4 / table[4] * (table[others + k] - table[others]) for k in range(16)]
@@ -234,6 +244,23 @@ def test_after_winnings_no_more_than_the_credit_is_lost():
         plain, taken = plain + emitted, taken + cost
         assert taken <= (plain + MOST_CREDIT) / (1 - LOSS_SHARE) + 1e-9
     assert taken > plain + 0.5 * MOST_CREDIT
+
+
+def test_no_sequence_of_a_batch_pays_for_the_drafts_of_another():
+    """One of four is always right and one never drafts: the time of each is bounded by its own account."""
+    policy = Controller(curve(BF16))
+    table = np.interp(np.arange(200), list(BF16), list(BF16.values())) / 1000
+    batch = tuple(state(i) for i in range(4))
+    emitted, taken, accepted = np.zeros(4), 0.0, 0
+    for _ in range(2000):
+        policy.limits(batch)
+        lengths = [*policy.cut([PointProposal(batch[i], tuple(range(12)), (0.99,) * 12) for i in range(3)]), 0]
+        right = (lengths[0], 0, 0, 0)
+        size = 4 + sum(lengths)
+        policy.observe(StepTiming(size, 0.0, float(table[size]), 0.0, batch, tuple(lengths), right, ((),) * 4))
+        emitted, taken, accepted = emitted + 1 + np.array(right), taken + table[size] / table[4], accepted + right[0]
+        assert all(taken <= (emitted + SHARED_LOSS) / (1 - LOSS_SHARE) + 1e-9)
+    assert accepted > 20  # the share of time is used
 
 
 # ---------------------------------------------------------------- profiles

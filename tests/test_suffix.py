@@ -18,7 +18,6 @@ from truedraw.runners.toy import LetterTokenizer, ToyRunner, hashed, markov
 from truedraw.types import PointMass, SamplingParams
 
 TEXTS = st.lists(st.integers(0, 2), max_size=40)
-NOISE = Noise(5).at(0)
 
 
 def automaton_of(tokens):
@@ -137,9 +136,9 @@ def test_history_moves_the_estimate_to_what_was_seen_and_no_further():
 # ---------------------------------------------------------------- what is proposed
 
 
-def text_of(tokens, *, coupled=False, prompt_length=0):
-    text = Text(prompt_length, History(GREEDY), coupled=coupled)
-    text.follow(tokens, NOISE)
+def text_of(tokens, *, prompt_length=0):
+    text = Text(prompt_length, History(GREEDY))
+    text.follow(tokens)
     return text
 
 
@@ -147,20 +146,20 @@ def test_an_interrupted_copy_is_taken_up_again_behind_what_was_changed():
     source = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
     text = text_of([*source, 1, 10, 11, 12, 13, 14, 99], prompt_length=11)  # 99 for 15: a substitute
     assert (text.copy.start, text.copy.length, text.copy.state) == (6, 0, None)
-    assert text.survival(NOISE, 4)[0] == [16, 17, 18, 19]
+    assert text.survival(4)[0] == [16, 17, 18, 19]
     text = text_of([*source, 1, 10, 11, 12, 13, 14, 98, 99, 17], prompt_length=11)  # two for two
-    assert text.copy.state is None and text.survival(NOISE, 2)[0] == [18, 19]
+    assert text.copy.state is None and text.survival(2)[0] == [18, 19]
     text = text_of([*source, 17, 5, 6, 1, 10, 11, 12, 13, 14, 99, 17], prompt_length=14)
-    assert text.survival(NOISE, 2)[0] == [18, 19], "near the place of the interruption, not where 17 came last"
+    assert text.survival(2)[0] == [18, 19], "near the place of the interruption, not where 17 came last"
     text = text_of([*source, 17, 5, 6, 7, 8, 1, 10, 11, 12, 13, 14, 99, 5, 6, 7], prompt_length=16)
-    assert text.survival(NOISE, 1)[0] == [8], "a longer match goes first"
+    assert text.survival(1)[0] == [8], "a longer match goes first"
 
 
 def test_where_several_tokens_followed_the_race_chooses_by_their_counts_as_the_dense_race_does():
     from truedraw.sampling import race
 
     tokens = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2, 70, 1, 2]
-    text = text_of(tokens, coupled=True, prompt_length=len(tokens))
+    text = text_of(tokens, prompt_length=len(tokens))
     dense = np.zeros(100)
     dense[[3, 4, 70]] = 0.5, 0.25, 0.25
     drawn = []
@@ -191,7 +190,7 @@ def test_shared_noise_is_accepted_more_often_than_a_point_mass():
     from truedraw.sampling import race
 
     tokens = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2, 5, 1, 2]
-    text = text_of(tokens, coupled=True, prompt_length=len(tokens))
+    text = text_of(tokens, prompt_length=len(tokens))
     law = np.array([0, 0, 0, 0.4, 0.35, 0.25])
     noises = [Noise(seed).at(len(tokens)) for seed in range(3000)]
     right = [next(text.drafts(noise))[0] == race(law, noise.race(len(tokens))) for noise in noises]

@@ -21,9 +21,11 @@ LONGEST = 31
 
 LOSS_SHARE = 0.01
 START_LOSS = 4.0
+SHARED_LOSS = 1.0
 MOST_CREDIT = 30.0
-"""What speculation may have cost, net of what it has won: so much of the time, and so many plain steps;
-and how many plain steps of winnings it may lose again. See Ledger."""
+"""What speculation may have cost, net of what it has won: so much of the time, and so many plain steps, of
+the engine, and of each sequence that shares its passes; and how many plain steps of winnings it may lose
+again. See Ledger."""
 
 PROBE_SHARE = 1 / 256
 """Of the time that may go into drafts that are not expected to pay."""
@@ -101,17 +103,33 @@ class Ledger:
     """What speculation has won and lost, in plain steps, so that its losses are bounded whatever the
     estimates are worth: drafts whose cost is not covered, were all of them rejected, are not verified.
 
-    By induction the time of any text from the start on is at most (plain + START_LOSS steps) / (1 - LOSS_SHARE),
-    and from any later moment on MOST_CREDIT takes the place of START_LOSS; as passes cost what the curve says.
+    There is one account for the engine, and, where several sequences share a pass, one for each of them: the
+    drafts of one make the pass longer for all. By induction the time of any text from the start on is at
+    most (plain + START_LOSS steps) / (1 - LOSS_SHARE), and from any later moment on MOST_CREDIT takes the
+    place of START_LOSS; so is that of every sequence of a batch, with SHARED_LOSS in the place of START_LOSS;
+    as passes cost what the curve says.
     """
 
     def __init__(self) -> None:
         self.steps = START_LOSS
+        self._each: dict[int, float] = {}
 
-    def book(self, tokens_of_plain_steps: float, plain_steps_taken: float) -> None:
-        """A step emitted what so many plain steps would have, in the time of so many."""
-        won = tokens_of_plain_steps - plain_steps_taken + LOSS_SHARE * plain_steps_taken
-        self.steps = min(self.steps + won, MOST_CREDIT)
+    def covered(self, batch: Sequence[SequenceState]) -> float:
+        """Plain steps that may be lost in the next pass."""
+        if len(batch) < 2:
+            return self.steps
+        return min(self.steps, *(self._each.get(state.sequence, SHARED_LOSS) for state in batch))
+
+    def book(self, step: StepTiming, plain_steps: float) -> None:
+        """A step was made, in the time of so many plain ones."""
+        lost = (1 - LOSS_SHARE) * plain_steps
+        sequences = len(step.states)
+        self.steps = min(self.steps + 1 + sum(step.num_accepted) / sequences - lost, MOST_CREDIT)
+        accounts = ((state.sequence, self._each.get(state.sequence, SHARED_LOSS)) for state in step.states)
+        self._each = {
+            sequence: min(account + 1 + accepted - lost, MOST_CREDIT)
+            for (sequence, account), accepted in zip(accounts, step.num_accepted, strict=True)
+        }
 
 
 class Controller(LengthPolicy):
@@ -143,12 +161,12 @@ class Controller(LengthPolicy):
         self._emitted = self._seconds = 0.0
         self._draft_seconds = 0.0
         self._drafted = 0.0  # tokens that a sequence drafts in a step, lately
-        self._num_sequences = 1
+        self._batch: Sequence[SequenceState] = ()  # of this step
         self._probe_seconds = math.inf  # that may be spent on the next probe; the first is free
         self._probing: int | None = None  # the sequence that probes in this step
 
     def limits(self, batch: Sequence[SequenceState]) -> list[int]:
-        self._num_sequences = max(len(batch), 1)
+        self._batch = batch
         self._probing = None
         if not self._blind or not batch:
             return [LONGEST] * len(batch)
@@ -161,12 +179,12 @@ class Controller(LengthPolicy):
     def worth(self, sequence: SequenceState, forecast: Forecast) -> Worth:
         gains = np.cumsum([0.0, *forecast.survival])
         drafts = np.arange(len(gains))
-        sequences = self._num_sequences
+        sequences = max(len(self._batch), 1)
         others = sequences + round(self._drafted * (sequences - 1))
         table = self.costs.table(others + len(forecast.survival), sequence.length, sequences)
         seconds = table[others:] - table[others] + forecast.seconds * drafts + forecast.start * (drafts > 0)
         values = gains - self._rate(float(table[sequences]), sequences) * seconds
-        values[seconds > self.ledger.steps * table[sequences]] = -math.inf
+        values[seconds > self.ledger.covered(self._batch) * table[sequences]] = -math.inf
         length = int(values.argmax())
         if length == 0 and forecast.survival and forecast.seconds > 0:
             length = int(self._may_probe(sequence, forecast.seconds + forecast.start))
@@ -174,9 +192,10 @@ class Controller(LengthPolicy):
 
     def _may_probe(self, sequence: SequenceState, draft_seconds: float) -> bool:
         """One sequence in a step, once the share of time that probes may take covers it, and the ledger does."""
-        table = self.costs.table(self._num_sequences + 1, sequence.length, self._num_sequences)
+        sequences = max(len(self._batch), 1)
+        table = self.costs.table(sequences + 1, sequence.length, sequences)
         seconds = float(table[-1] - table[-2]) + draft_seconds
-        if seconds > self._probe_seconds or seconds > self.ledger.steps * float(table[-2]):
+        if seconds > self._probe_seconds or seconds > self.ledger.covered(self._batch) * float(table[-2]):
             return False
         if self._probing is None:
             self._probing = sequence.sequence
@@ -201,7 +220,7 @@ class Controller(LengthPolicy):
         """How many drafts of each: the best number for all, taken by survival."""
         if not batch:
             return []
-        plain = self._num_sequences = max(self._num_sequences, len(batch))
+        plain = max(len(self._batch), len(batch))
         cached = max(state.length for state in batch)
         single = len(batch) == 1
         ranked = [] if single else sorted(((s, i) for i, each in enumerate(survivals) for s in each), key=lambda item: -item[0])
@@ -213,7 +232,7 @@ class Controller(LengthPolicy):
         deepest = np.arange(len(best_first) + 1) if single else _depths(ranked)
         seconds = table[plain:] - table[plain] + draft_seconds * deepest
         values = np.cumsum([0.0, *best_first]) - rate * seconds
-        values[seconds > self.ledger.steps * table[plain]] = -math.inf
+        values[seconds > self.ledger.covered(self._batch) * table[plain]] = -math.inf
         number = int(values.argmax())
         if single:
             return [number]
@@ -237,7 +256,7 @@ class Controller(LengthPolicy):
         sequences, drafts = len(step.states), sum(step.num_proposed)
         table = self.costs.table(sequences + drafts, cached, sequences)  # a pass may carry prompts besides
         taken = (float(table[-1]) + (step.draft_seconds if drafts else 0.0)) / float(table[sequences])
-        self.ledger.book((sum(step.num_accepted) + sequences) / sequences, taken)
+        self.ledger.book(step, taken)
         self._drafted = 0.9 * self._drafted + 0.1 * sum(step.num_proposed) / len(step.states)
         self._probe_seconds += PROBE_SHARE * seconds
         if any(state.sequence == self._probing and n for state, n in zip(step.states, step.num_proposed, strict=True)):

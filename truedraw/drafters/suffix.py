@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -20,7 +21,7 @@ from truedraw.drafters.automaton import SuffixAutomaton
 from truedraw.drafters.corpus import Corpus
 from truedraw.drafters.evidence import ALONE, ELSEWHERE, GREEDY, MIXED, RESUMED, SAMPLED, Evidence, History
 from truedraw.errors import InvalidParameter
-from truedraw.protocols import Drafter, DraftRequest, Forecast, Outcome, StepNoise
+from truedraw.protocols import Drafter, DraftRequest, Forecast, Outcome, RaceNoise, StepNoise
 from truedraw.randomness import Purpose
 from truedraw.sampling import inverse_cdf, sparse_race
 from truedraw.types import PointMass, Probs, Proposal, SparseRows
@@ -55,18 +56,14 @@ class Copy:
 
 
 class Text:
-    """The text of one sequence, what to copy for its next token, and how such copies fared.
+    """The text of one sequence, what to copy for its next token, and how such copies fared."""
 
-    coupled  drafts are drawn by the race with the target's noise; else every copy is a point mass here
-    """
-
-    def __init__(self, prompt_length: int, history: History, *, coupled: bool) -> None:
+    def __init__(self, prompt_length: int, history: History) -> None:
         self.automaton = SuffixAutomaton()
         self.history = history
         self.copy: Copy | None = None
         self.unread: list[int] = []  # emitted, and not followed yet
         self._prompt_length = prompt_length
-        self._coupled = coupled
         self._ahead: int | None = None  # where the copy that was right last would go on
         self._resumed: Copy | None = None
         self._borrowed: Copy | None = None
@@ -77,25 +74,25 @@ class Text:
         """The tokens of the output."""
         return [*self.automaton.text, *self.unread][self._prompt_length :]
 
-    def follow(self, tokens: Sequence[int], noise: StepNoise) -> None:
-        """Take in emitted tokens; each scores the copy that stood for it."""
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Take in emitted tokens; each scores the copy that stood for it, as a point mass."""
         text = self.automaton.text
         self.unread.clear()
         for token in tokens:
             position = len(text)
+            self._since += 1
+            self._resumed = None
             if self.copy is not None and not self.copy.tokens:
-                self._score(self.copy, token, noise, position)
+                self._score(self.copy, token)
             if self._borrowed is not None:
                 self._borrowed = self._score_borrowed(self._borrowed, token)
             self.automaton.extend(token)
             if position + 1 >= self._prompt_length:
                 self.copy = self._choose()
 
-    def _score(self, copy: Copy, token: int, noise: StepNoise, position: int) -> None:
-        drafted, seen = self._next(copy, copy.state, 0, noise, position)
+    def _score(self, copy: Copy, token: int) -> None:
+        drafted, seen = self._next(copy, copy.state, 0)
         self.history.score(seen, drafted == token)
-        self._since += 1
-        self._resumed = None
         if self.automaton.text[copy.start] == token and (copy.length > 1 or copy.state is None):
             self._ahead, self._since = copy.start + 1, 0
             if copy.state is None and copy.length + 1 < _CAUGHT_UP:
@@ -146,14 +143,16 @@ class Text:
         """As if the last token stood for the one that was to be copied."""
         return Copy(ahead + 1, 0, None) if self._since == 1 and ahead + 1 < len(self.automaton.text) else None
 
-    def drafts(self, noise: StepNoise) -> Iterator[tuple[int, Evidence]]:
-        """The tokens to propose as point masses, and what is known of each."""
+    def drafts(self, noise: StepNoise | None = None) -> Iterator[tuple[int, Evidence]]:
+        """The tokens to propose, and what is known of each. Where several followed, the latest, or with
+        noise the one that wins the race over their counts."""
         copy = self.copy
         if copy is None:
             return
         state, depth = copy.state, 0
         while not copy.tokens or depth < len(copy.tokens):
-            token, seen = self._next(copy, state, depth, noise, noise.start + depth)
+            race = None if noise is None else noise.race(noise.start + depth)
+            token, seen = self._next(copy, state, depth, race)
             yield token, seen
             if state is not None:
                 state = self.automaton.walk(state, token)
@@ -161,7 +160,7 @@ class Text:
                     return
             depth += 1
 
-    def _next(self, copy: Copy, state: int | None, depth: int, noise: StepNoise, position: int) -> tuple[int, Evidence]:
+    def _next(self, copy: Copy, state: int | None, depth: int, noise: RaceNoise | None = None) -> tuple[int, Evidence]:
         """The token that is drafted at a depth of a copy whose drafts so far led to `state`."""
         if copy.tokens:
             return copy.tokens[depth], Evidence(ELSEWHERE, copy.length + depth, copy.count)
@@ -170,11 +169,11 @@ class Text:
         only = self.automaton.only_follower(state)
         if only is not None:
             return only, Evidence(ALONE, copy.length + depth, self.automaton.count(state, only))
-        if self._coupled:
-            ids, counts = self.followers(state)
-            token = int(ids[sparse_race(ids, counts, noise.race(position))])
-        else:
+        if noise is None:
             token = self._latest(copy, state, depth)
+        else:
+            ids, counts = self.followers(state)
+            token = int(ids[sparse_race(ids, counts, noise)])
         return token, Evidence(MIXED, copy.length + depth, self.automaton.count(state, token))
 
     def _latest(self, copy: Copy, state: int, depth: int) -> int:
@@ -195,12 +194,12 @@ class Text:
         shares = np.array([count for _, count in most], dtype=np.float64)
         return ids, shares / shares.sum()
 
-    def survival(self, noise: StepNoise, count: int) -> tuple[list[int], list[float], bool]:
+    def survival(self, count: int, noise: StepNoise | None = None) -> tuple[list[int], list[float], bool]:
         """Up to `count` drafts, for each the probability that it and all before it are right, and whether
         anything else could have been drafted. Ends where next to nothing survives."""
         alive = 1.0 if self.copy is None else self.copy.share
         tokens, survival, mixed = [], [], False
-        for (token, seen), _ in zip(self.drafts(noise), range(count), strict=False):
+        for token, seen in islice(self.drafts(noise), count):
             alive *= self.history.probability(seen)
             if alive < LEAST_SURVIVAL:
                 break
@@ -231,7 +230,7 @@ class Text:
             if copy.tokens and len(tokens) == len(copy.tokens):
                 break
             if state is None:
-                tokens.append(self._next(copy, None, len(tokens), noise, noise.start)[0])
+                tokens.append(self._next(copy, None, len(tokens))[0])
                 continue
             ids, shares = self.followers(state)
             if not len(ids):
@@ -268,27 +267,32 @@ class SuffixDrafter(Drafter):
 
     def _propose(self, request: DraftRequest) -> Proposal:
         tokens, survival, mixed = self._likely(request)
-        text = self._texts[request.sequence]
-        if request.params.temperature > 0 and not request.coupled:  # the number is fixed before the first is drawn
-            tokens = text.draw(request.noise, request.worth(Forecast(tuple(survival))).length)
+        text, sampled = self._texts[request.sequence], request.params.temperature > 0
+        if sampled and not request.coupled:  # the number is fixed before the first is drawn
+            tokens = text.draw(request.noise, self._worth(request, survival))
             return Proposal(tuple(tokens), text.rows(tokens)) if tokens else Proposal()
-        drawn = mixed and request.params.temperature > 0
-        return Proposal(tuple(tokens), text.rows(tokens) if drawn else PointMass(), survival=tuple(survival))
+        if not (sampled and mixed):
+            return Proposal(tuple(tokens), PointMass(), survival=tuple(survival))
+        if not self._worth(request, survival):  # a race costs as much as all the rest
+            return Proposal()
+        tokens, survival, _ = text.survival(request.max_draft, request.noise)
+        return Proposal(tuple(tokens), text.rows(tokens), survival=tuple(survival)) if tokens else Proposal()
+
+    def _worth(self, request: DraftRequest, survival: Sequence[float]) -> int:
+        return request.worth(Forecast(tuple(survival))).length if survival else 0
 
     def _likely(self, request: DraftRequest) -> tuple[list[int], list[float], bool]:
-        """What would be proposed, were it proposed as point masses or by the target's own noise."""
-        sampled = request.params.temperature > 0
+        """What would be proposed as point masses."""
         text = self._texts.get(request.sequence)
         if text is None:
-            history = History(SAMPLED if sampled else GREEDY)
-            text = Text(request.prompt_length, history, coupled=request.coupled and sampled)
-            self._texts[request.sequence] = text
-        text.follow(request.context[len(text.automaton.text) :].tolist(), request.noise)
+            history = History(SAMPLED if request.params.temperature > 0 else GREEDY)
+            text = self._texts[request.sequence] = Text(request.prompt_length, history)
+        text.follow(request.context[len(text.automaton.text) :].tolist())
         if self.corpus is not None:
             text.borrow(self.corpus, self.min_match)
         if text.copy is None or max(text.copy.length, 1) < self.min_match:
             return [], [], False
-        return text.survival(request.noise, request.max_draft)
+        return text.survival(request.max_draft)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
