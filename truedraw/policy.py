@@ -20,9 +20,9 @@ LONGEST = 31
 """Drafts of one sequence: a pass of 32 tokens is where the profile ends."""
 
 LOSS_SHARE = 0.01
-START_LOSS = 4.0
+START_LOSS = 6.0
 SHARED_LOSS = 1.0
-MOST_CREDIT = 30.0
+MOST_CREDIT = 20.0
 """What speculation may have cost, net of what it has won: so much of the time, and so many plain steps, of
 the engine, and of each sequence that shares its passes; and how many plain steps of winnings it may lose
 again. See Ledger."""
@@ -31,6 +31,7 @@ PROBE_SHARE = 1 / 256
 """Of the time that may go into drafts that are not expected to pay."""
 
 _LEAST_SURVIVAL = 0.02
+_SLOWEST = 1.5  # of what the curve says: a pass that took longer stood beside another program
 
 
 class FixedLength(LengthPolicy):
@@ -120,9 +121,9 @@ class Ledger:
             return self.steps
         return min(self.steps, *(self._each.get(state.sequence, SHARED_LOSS) for state in batch))
 
-    def book(self, step: StepTiming, plain_steps: float) -> None:
-        """A step was made, in the time of so many plain ones."""
-        lost = (1 - LOSS_SHARE) * plain_steps
+    def book(self, step: StepTiming, plain_steps: float, *, decided: bool) -> None:
+        """A step was made, in the time of so many plain ones. decided: there was something to draft."""
+        lost = (1 - LOSS_SHARE * decided) * plain_steps
         sequences = len(step.states)
         self.steps = min(self.steps + 1 + sum(step.num_accepted) / sequences - lost, MOST_CREDIT)
         accounts = ((state.sequence, self._each.get(state.sequence, SHARED_LOSS)) for state in step.states)
@@ -162,11 +163,13 @@ class Controller(LengthPolicy):
         self._draft_seconds = 0.0
         self._drafted = 0.0  # tokens that a sequence drafts in a step, lately
         self._batch: Sequence[SequenceState] = ()  # of this step
+        self._decided = False  # there was something to draft in it
         self._probe_seconds = math.inf  # that may be spent on the next probe; the first is free
         self._probing: int | None = None  # the sequence that probes in this step
 
     def limits(self, batch: Sequence[SequenceState]) -> list[int]:
         self._batch = batch
+        self._decided = False
         self._probing = None
         if not self._blind or not batch:
             return [LONGEST] * len(batch)
@@ -177,6 +180,7 @@ class Controller(LengthPolicy):
         return chosen
 
     def worth(self, sequence: SequenceState, forecast: Forecast) -> Worth:
+        self._decided = True
         gains = np.cumsum([0.0, *forecast.survival])
         drafts = np.arange(len(gains))
         sequences = max(len(self._batch), 1)
@@ -220,6 +224,7 @@ class Controller(LengthPolicy):
         """How many drafts of each: the best number for all, taken by survival."""
         if not batch:
             return []
+        self._decided = True
         plain = max(len(self._batch), len(batch))
         cached = max(state.length for state in batch)
         single = len(batch) == 1
@@ -255,8 +260,11 @@ class Controller(LengthPolicy):
         self._seconds = 0.98 * self._seconds + seconds
         sequences, drafts = len(step.states), sum(step.num_proposed)
         table = self.costs.table(sequences + drafts, cached, sequences)  # a pass may carry prompts besides
-        taken = (float(table[-1]) + (step.draft_seconds if drafts else 0.0)) / float(table[sequences])
-        self.ledger.book(step, taken)
+        taken = 1.0
+        if drafts:
+            pass_seconds = min(max(step.target_seconds, float(table[-1])), _SLOWEST * float(table[-1]))
+            taken = (pass_seconds + step.draft_seconds) / float(table[sequences])
+        self.ledger.book(step, taken, decided=self._decided)
         self._drafted = 0.9 * self._drafted + 0.1 * sum(step.num_proposed) / len(step.states)
         self._probe_seconds += PROBE_SHARE * seconds
         if any(state.sequence == self._probing and n for state, n in zip(step.states, step.num_proposed, strict=True)):
