@@ -184,6 +184,7 @@ def test_a_costly_start_is_no_probe():
     policy = Controller(curve(BF16))
     policy.observe(timing(1, 0.01, 1))
     policy._probe_seconds = 0.1
+    policy.ledger.steps = 4.0
     poor = (0.1, 0.01)
     policy.limits([state()])
     assert policy.worth(state(), Forecast(poor, 0.001, 0.2)).length == 0
@@ -234,6 +235,25 @@ def test_estimates_that_are_never_right_cost_a_hundredth_and_four_steps(millisec
         plain, taken = plain + emitted, taken + cost
         assert taken <= (plain + START_LOSS) / (1 - LOSS_SHARE) + 1e-9
     assert taken > plain + START_LOSS  # the estimates did lie
+
+
+def test_steps_without_anything_to_draft_give_no_credit():
+    policy = Controller(curve(Q8))
+    for _ in range(500):
+        policy.limits([state()])
+        policy.observe(StepTiming(1, 0.0001, 0.008, 0.0, (state(),), (0,), (0,), ((),)))
+    assert policy.ledger.steps == START_LOSS
+
+
+def test_a_pass_that_took_longer_than_the_curve_says_is_booked_as_it_was_up_to_half_as_much_again():
+    lost = []
+    for seconds in (0.029, 0.036, 0.29):
+        policy = Controller(curve(Q8))
+        policy.limits([state()])
+        policy.cut([proposal([0.9] * 7)])
+        policy.observe(StepTiming(8, 0.0, seconds, 0.0, (state(),), (7,), (0,), ((),)))
+        lost.append(START_LOSS - policy.ledger.steps)
+    assert lost[0] < lost[1] < lost[2] < 2 * lost[0]
 
 
 def test_after_winnings_no_more_than_the_credit_is_lost():

@@ -20,12 +20,11 @@ LONGEST = 31
 """Drafts of one sequence: a pass of 32 tokens is where the profile ends."""
 
 LOSS_SHARE = 0.01
-START_LOSS = 6.0
+START_LOSS = 2.0
 SHARED_LOSS = 1.0
 MOST_CREDIT = 20.0
-"""What speculation may have cost, net of what it has won: so much of the time, and so many plain steps, of
-the engine, and of each sequence that shares its passes; and how many plain steps of winnings it may lose
-again. See Ledger."""
+"""What speculation may have cost, net of what it has won: so much of the time, and so many plain steps of
+each text, fewer where it shares its passes; and how many plain steps of winnings it may lose again. See Ledger."""
 
 PROBE_SHARE = 1 / 256
 """Of the time that may go into drafts that are not expected to pay."""
@@ -104,16 +103,21 @@ class Ledger:
     """What speculation has won and lost, in plain steps, so that its losses are bounded whatever the
     estimates are worth: drafts whose cost is not covered, were all of them rejected, are not verified.
 
-    There is one account for the engine, and, where several sequences share a pass, one for each of them: the
-    drafts of one make the pass longer for all. By induction the time of any text from the start on is at
-    most (plain + START_LOSS steps) / (1 - LOSS_SHARE), and from any later moment on MOST_CREDIT takes the
-    place of START_LOSS; so is that of every sequence of a batch, with SHARED_LOSS in the place of START_LOSS;
-    as passes cost what the curve says.
+    There is one account for the engine, which holds START_LOSS at least when a text begins, and, where several
+    sequences share a pass, one for each of them: the drafts of one make the pass longer for all. By induction
+    the time of n texts from the start on is at most (plain + n x START_LOSS steps) / (1 - LOSS_SHARE), that of a
+    text, from any moment on, (plain + MOST_CREDIT steps) / (1 - LOSS_SHARE), and that of a sequence in a batch
+    (plain + SHARED_LOSS steps) / (1 - LOSS_SHARE) in steps of its batch; as passes cost what the curve says.
     """
 
     def __init__(self) -> None:
         self.steps = START_LOSS
         self._each: dict[int, float] = {}
+
+    def admit(self, batch: Sequence[SequenceState]) -> None:
+        """The batch of the next step; a text that was not in the one before begins."""
+        if any(state.sequence not in self._each for state in batch):
+            self.steps = max(self.steps, START_LOSS)
 
     def covered(self, batch: Sequence[SequenceState]) -> float:
         """Plain steps that may be lost in the next pass."""
@@ -170,6 +174,7 @@ class Controller(LengthPolicy):
     def limits(self, batch: Sequence[SequenceState]) -> list[int]:
         self._batch = batch
         self._decided = False
+        self.ledger.admit(batch)
         self._probing = None
         if not self._blind or not batch:
             return [LONGEST] * len(batch)
