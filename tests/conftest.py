@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from truedraw import kernels
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 settings.register_profile("default", deadline=None, max_examples=100, derandomize=True)
 settings.load_profile("default")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled():
+    """On a fresh machine the first command says that kernels are being compiled; not in the middle of a test."""
+    kernels.warm()
+    kernels.cool()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ Nothing here knows how a token is decided; nothing below knows that there are re
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
 from collections import deque
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from truedraw import calibrate, decode, kernels, profile
+from truedraw import calibrate, decode, profile
 from truedraw.cache import CachedModel, TokenBuffer
 from truedraw.drafters.corpus import Corpus
 from truedraw.drafters.corpus_files import Paths, Sources, gather
@@ -162,8 +161,7 @@ class Engine:
             corpus = corpus if isinstance(corpus, Corpus | Sources) else gather(corpus)
         options = LoadOptions(context, slots, threads, threads_small, kv_type, kv_unified)
         say = on_progress or (lambda message: None)
-        with contextlib.nullcontext() if model == "toy" else kernels.warming(say):  # a toy's vocabulary gains nothing
-            target = strict_load(model, options, say) if strict else load_model(model, options, say)
+        target = strict_load(model, options, say) if strict else load_model(model, options, say)
         draft: Model | None = None
         try:
             if draft_model is not None:

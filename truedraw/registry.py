@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from truedraw import profile
+from truedraw import kernels, profile
 from truedraw.drafters.corpus import Corpus
 from truedraw.errors import ConversionError, InvalidParameter
 from truedraw.protocols import Drafter, ModelRunner, Tokenizer
@@ -121,17 +121,18 @@ def _load_file(name: str, path: Path, options: LoadOptions, say: Callable[[str],
             say(notice)
         if choice is not None:
             options = replace(options, threads=choice.large, threads_small=choice.small)
-    llama = llamacpp.LlamaCppRunner(
-        path,
-        context=options.context,
-        num_slots=options.slots,
-        threads=options.threads,
-        threads_small=options.threads_small,
-        kv_type=options.kv_type,
-        kv_unified=options.kv_unified,
-        clip_context=options.clip_context,
-        flash_attention=options.flash_attention,
-    )
+    with kernels.warming(say):  # beside the load, once there is a file; a toy's vocabulary gains nothing
+        llama = llamacpp.LlamaCppRunner(
+            path,
+            context=options.context,
+            num_slots=options.slots,
+            threads=options.threads,
+            threads_small=options.threads_small,
+            kv_type=options.kv_type,
+            kv_unified=options.kv_unified,
+            clip_context=options.clip_context,
+            flash_attention=options.flash_attention,
+        )
     return Model(name, llama, llama.tokenizer, path)
 
 
