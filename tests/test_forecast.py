@@ -167,6 +167,9 @@ def test_the_drafter_with_most_to_gain_is_asked():
     assert chosen(Told(3, [0.1], seconds=1.0), Told(4, [])) is None
     silent, eager = Told(5, [], forecasts=False), Told(6, [0.1], forecasts=False)
     assert chosen(good, eager) == 1 and chosen(eager, good) == 6, "who cannot forecast keeps its place"
+    empty = Told(7, [0.9])
+    empty.propose = lambda requests: [Proposal() for _ in requests]
+    assert chosen(empty, eager) is None, "who was chosen and drafts nothing is not replaced by those behind"
     assert chosen(silent, good) == 1 and chosen(silent, eager) == 6 and chosen(Told(4, []), eager) == 6
     assert ChainDrafter([good, cheap]).forecast([request([1], 1, worth)]) == [good.told]
     assert ChainDrafter([eager]).forecast([request([1], 1, worth)]) == [None]

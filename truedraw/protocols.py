@@ -214,7 +214,6 @@ class SequenceState:
     num_left    tokens that may still be emitted
     rule        the rule that verifies it
     proposed, accepted  over the steps so far
-    proposed_by_depth, accepted_by_depth  the same by depth
     """
 
     sequence: int
@@ -224,8 +223,6 @@ class SequenceState:
     rule: str
     proposed: int
     accepted: int
-    proposed_by_depth: tuple[int, ...] = ()
-    accepted_by_depth: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

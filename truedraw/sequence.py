@@ -75,8 +75,6 @@ class ActiveSequence:
             rule=self.rule_name,
             proposed=sum(self.proposed_by_depth),
             accepted=sum(self.accepted_by_depth),
-            proposed_by_depth=tuple(self.proposed_by_depth),
-            accepted_by_depth=tuple(self.accepted_by_depth),
         )
 
     @property

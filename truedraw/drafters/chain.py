@@ -34,7 +34,10 @@ class ChainDrafter(Drafter):
         best = self._best(requests, [drafter.forecast(requests) for drafter in self.drafters])
         for number, drafter in enumerate(self.drafters):
             open_ = [i for i in range(len(requests)) if not len(proposals[i])]
-            asked = [i for i in open_ if best[i] == number or (not drafter.forecasts and (best[i] or number) >= number)]
+            if drafter.forecasts:
+                asked = [i for i in open_ if best[i] == number]
+            else:
+                asked = [i for i in open_ if (chosen := best[i]) is None or number <= chosen]
             if asked:
                 for i, proposal in zip(asked, drafter.propose([requests[i] for i in asked]), strict=True):
                     proposals[i] = proposal
