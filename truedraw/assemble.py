@@ -38,6 +38,7 @@ def assemble(
     draft_model: str | None,
     draft_length: int | None,
     corpus: Corpus | Sources | None,
+    owners: Sequence[str],
     strict: bool,
 ) -> Parts:
     """Load models and put a drafter and a policy together: see Engine.load, which has checked what can be checked
@@ -55,10 +56,10 @@ def assemble(
                 raise InvalidParameter("drafter", default, "auto, model or tree when a draft model is given")
             if corpus is not None:
                 check_takes_corpus(default)
-            known = corpus.open(target.tokenizer, say) if isinstance(corpus, Sources) else corpus
+            known, kept = _open(corpus, owners, target, say)
             timed = draft if policy is None and draft is not None and draft.runner.identity else None
             measure = None if timed is None else lambda: measured_profile(timed, say).pass_seconds
-            made = Made(target, draft, measure, known)
+            made = Made(target, draft, measure, known, kept)
             drafter = make_drafter(default, made)
             if others is not None and not isinstance(drafter, NoDrafter):
                 names = dict.fromkeys([default, *others, *(["model"] if "model" in default.split("+") else [])])
@@ -72,6 +73,19 @@ def assemble(
         if draft is not None:
             draft.runner.close()
         raise
+
+
+def _open(
+    corpus: Corpus | Sources | None, owners: Sequence[str], target: Model, say: Say
+) -> tuple[Corpus | None, dict[str, Corpus]]:
+    """What all may copy from, and what each owner may besides. Raises CorpusError."""
+    owners = [owner for owner in owners if owner]
+    if not isinstance(corpus, Sources):
+        return corpus, {}
+    if corpus.kept is None or not owners:
+        return corpus.open(target.tokenizer, say), {}
+    texts = replace(corpus, kept=None, learning=False).open(target.tokenizer, say) if corpus.texts else None
+    return texts, {owner: corpus.of_owner(owner).open(target.tokenizer, say) for owner in owners}
 
 
 def _default(target: Model, draft: Model | None) -> str:

@@ -145,6 +145,7 @@ class Engine:
         *,
         drafter: str | Drafter = "auto",
         drafters: Sequence[str] | None = None,
+        owners: Sequence[str] = (),
         draft_model: str | None = None,
         draft_length: int | str = "auto",
         corpus: Corpus | Sources | Paths | None = None,
@@ -171,6 +172,7 @@ class Engine:
         corpus        what suffix copies from besides prompt and output: a Corpus, or paths of texts, folders and at
                       most one .corpus file, to which answers are added and which `close` writes; corpus_files.gather
                       has more options
+        owners        those whose answers are kept apart, each in a .corpus file of its own; none: one for all
         strict        only where rows are bit-identical whatever the pass (strict.py): checked, and priced
         The other options are those of registry.LoadOptions. Raises UsageError.
         """
@@ -200,6 +202,7 @@ class Engine:
             draft_model=draft_model,
             draft_length=None if isinstance(draft_length, str) else draft_length,
             corpus=corpus,
+            owners=owners,
             strict=strict,
         )
         return cls(parts.target, parts.drafter, parts.policy, rule=rule, allow_lossy=allow_lossy)
@@ -296,6 +299,20 @@ class Engine:
     @property
     def idle(self) -> bool:
         return not self._waiting and not self._running
+
+    @property
+    def num_waiting(self) -> int:
+        """Choices that have no slot yet."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Choices that have one."""
+        return len(self._running)
+
+    def has_begun(self, request: Request) -> bool:
+        """Whether any of its choices has had a slot, or has ended."""
+        return sum(item[0] is request for item in self._waiting) < request.params.n
 
     # ------------------------------------------------------------ going on
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -183,12 +183,14 @@ class Made:
 
     measure  what passes of the draft model take, asked once it is known to fit
     corpus   what `suffix` copies from besides
+    kept     and of each owner what it alone may copy from
     """
 
     target: Model
     draft: Model | None = None
     measure: Measure | None = None
     corpus: Corpus | None = None
+    kept: Mapping[str, Corpus] = field(default_factory=dict)
     drafters: dict[str, Drafter] = field(default_factory=dict)
 
 
@@ -213,7 +215,7 @@ def _new_drafter(name: str, made: Made) -> Drafter:
         case "suffix":
             from truedraw.drafters.suffix import SuffixDrafter
 
-            return SuffixDrafter(corpus=made.corpus)
+            return SuffixDrafter(corpus=made.corpus, kept=made.kept)
         case "ngram":
             from truedraw.drafters.ngram import NGramDrafter
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from truedraw import kernels
-from truedraw.errors import ConstraintError, RowError
+from truedraw.errors import ConstraintError, NoTokenLeft, RowError
 from truedraw.protocols import Mask, RaceNoise, StepNoise
 from truedraw.randomness import RACE_BLOCK, Purpose
 from truedraw.types import Probs, SamplingParams, TokenArray, TokenLogprob, probabilities
@@ -115,11 +115,13 @@ def adjust(
             raw[~allowed] = -np.inf
         best = float(raw.max())
         if not best < np.inf:
-            raise RowError(
+            raise NoTokenLeft(
                 f"the {model}'s row at position {len(context)} holds {best} after penalties and bias: take smaller ones"
             )
     if best == -np.inf:
-        raise RowError(f"the {model}'s row at position {len(context)} allows no token: every logit is -inf after bias and masks")
+        raise NoTokenLeft(
+            f"the {model}'s row at position {len(context)} allows no token: every logit is -inf after bias and masks"
+        )
     return raw
 
 
