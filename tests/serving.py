@@ -35,7 +35,7 @@ class Server:
 
 
 def start(*args, model="toy", port=0, env=None):
-    log = tempfile.TemporaryFile("w+")
+    log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the server has it
     process = subprocess.Popen(
         [sys.executable, "-m", "truedraw", "serve", "--model", model, "--port", str(port), *args],
         stdin=subprocess.DEVNULL,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from truedraw import decode
-from truedraw.admission import Slots, fairest
+from truedraw.admission import Slots, Turns
 from truedraw.assemble import assemble
 from truedraw.cache import CachedModel, TokenBuffer
 from truedraw.drafters.corpus import Corpus
@@ -132,7 +132,7 @@ class Engine:
         self._requests: dict[int, Request] = {}
         self._num_requests = 0
         self._num_sequences = 0
-        self._slots = Slots(self._target)
+        self._slots, self._turns = Slots(self._target), Turns()
         self.stats = Stats()
         """Pooled over all finished choices."""
         self.last_timing: StepTiming | None = None
@@ -341,7 +341,7 @@ class Engine:
         steps = []
         while self._waiting and self._slots.num_free:
             queue = [(request.options.owner, request.id) for request, _ in self._waiting]
-            place = fairest(queue, self._running.values()) if len(queue) > 1 else 0
+            place = self._turns.next(queue, self._running.values())
             request, choice = self._waiting[place]
             del self._waiting[place]
             judged = request.options.prompt_logprobs and len(request.prompt) > 1
