@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from starlette.requests import ClientDisconnect, Request
 
 from truedraw.errors import InvalidParameter
 from truedraw.server.errors import ApiError
@@ -23,11 +18,13 @@ class Limits:
     """What one request may take.
 
     body_bytes, body_seconds  of the whole body; seconds: of the whole request, None: no bound
+    bodies         of one owner that are being read or checked at a time
     prompt_tokens  None: as many as the context holds
     """
 
     body_bytes: int = 4 * 2**20
     body_seconds: float = 30.0
+    bodies: int = 64
     prompt_tokens: int | None = None
     prompts: int = 64
     choices: int = 16
@@ -77,49 +74,3 @@ def check_host(host: str, allowed: Sequence[str]) -> None:
         raise ApiError(
             421, f"this server does not answer for the host {host[:100]!r}: --allowed-host adds one", code="wrong_host"
         )
-
-
-async def read_json(request: Request, limits: Limits) -> Any:
-    """The body. Raises ApiError for one that is too large, too slow, no UTF-8 or no JSON."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError(415, f"the content type is {kind[:100]!r}: application/json is needed")
-    if int(request.headers.get("content-length") or 0) > limits.body_bytes:
-        raise _too_large(limits)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limits.body_bytes:
-                    raise _too_large(limits)
-    except TimeoutError:
-        message = f"the body did not come within {limits.body_seconds:g} s"
-        raise ApiError(408, message, headers={"Connection": "close", "x-should-retry": "false"}) from None
-    except ClientDisconnect:
-        raise ApiError(400, "the connection was closed before the body had come") from None
-    try:
-        return json.loads(bytes(body).decode(), parse_constant=_refuse_constant, parse_float=_finite)
-    except UnicodeDecodeError as error:
-        raise ApiError(400, f"the body is not UTF-8: byte 0x{body[error.start]:02x} at offset {error.start}") from None
-    except RecursionError:
-        raise ApiError(400, "the body is nested too deeply") from None
-    except json.JSONDecodeError as error:
-        raise ApiError(400, f"the body is no JSON: {error}") from None
-    except ValueError as error:
-        raise ApiError(400, f"the body holds a number that is none: {error}") from None
-
-
-def _too_large(limits: Limits) -> ApiError:
-    return ApiError(413, f"the body is larger than {limits.body_bytes} bytes: send less", headers={"Connection": "close"})
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number that JSON has")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if value in (float("inf"), float("-inf")):
-        raise ValueError(f"{text[:40]} is larger than any number")
-    return value

@@ -131,7 +131,9 @@ def create_app(engine: Engine, settings: Settings, grammars: Callable[[ResponseF
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        failure = ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}", headers=error.headers)
+        failure = ApiError(
+            error.status_code, f"{request.method} {request.scope['path'][:100]}: {error.detail}", headers=error.headers
+        )
         return Response(failure.data, failure.status, headers=failure.headers, media_type="application/json")
 
     app.mount("/playground", StaticFiles(directory=PLAYGROUND), name="playground")

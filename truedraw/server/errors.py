@@ -18,8 +18,11 @@ _TYPES = {
     413: "invalid_request_error",
     415: "invalid_request_error",
     421: "invalid_request_error",
+    431: "invalid_request_error",
     429: "rate_limit_error",
 }
+
+_LONGEST = 500
 
 
 class ApiError(Exception):
@@ -35,7 +38,8 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, " ".join(message.split()), param, code
+        self.status, self.message, self.code = status, _one_line(message), code
+        self.param = None if param is None else _one_line(param)
         self.headers = dict(headers or {})
 
     @property
@@ -47,6 +51,12 @@ class ApiError(Exception):
     def data(self) -> bytes:
         """ASCII, since a message may quote what is no Unicode."""
         return json.dumps(self.body).encode()
+
+
+def _one_line(text: str) -> str:
+    """What a client sent may be quoted in it: neither its length nor its control characters are passed on."""
+    shown = text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(shown.split()))
 
 
 class Busy(Exception):
@@ -80,6 +90,8 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(400, str(error), param="prompt", code="context_length_exceeded" if too_long else None)
         case UsageError() | TemplateError():
             return ApiError(400, str(error))
+        case RecursionError():
+            return ApiError(400, "the request is nested too deeply")
         case NoTokenLeft():
             return ApiError(400, str(error), code="no_token_left")
         case Busy():

@@ -48,11 +48,15 @@ class Metrics:
             "truedraw_speedup_estimate", "Estimated plain seconds over seconds, of all choices so far.", registry=registry
         )
 
+    def watch(self, engine: Engine) -> None:
+        """Its counts are asked for when they are told: what is cancelled or refused makes no step."""
+        self.slots.set(engine.model.runner.num_slots)
+        self.running.set_function(lambda: engine.num_running)
+        self.waiting.set_function(lambda: engine.num_waiting)
+
     def stepped(self, steps: Sequence[Step], engine: Engine, seconds: float) -> None:
         """After each step of the engine."""
         timing, self_seconds = engine.last_timing, seconds
-        self.running.set(engine.num_running)
-        self.waiting.set(engine.num_waiting)
         if timing is not None:
             parts = {"draft": timing.draft_seconds, "target": timing.target_seconds, "verify": timing.verify_seconds}
             for part, value in parts.items():

@@ -20,6 +20,8 @@ _MAX_INTEGER = 2**63 - 1
 Count = Annotated[int, Field(ge=0, le=_MAX_INTEGER)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Text = Annotated[str, Field(max_length=4_000_000)]
+Texts = Annotated[list[str], Field(fail_fast=True)]  # as all lists here: a million wrong elements make one error, not a million
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class _Strict(BaseModel):
@@ -82,7 +84,7 @@ class Message(_Strict):
     neutral = {"refusal": (), "annotations": (), "audio": (None,), "tool_calls": (None,), "function_call": (None,)}
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[Part] | None = None
+    content: Text | Annotated[list[Part], Field(fail_fast=True)] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
 
     def plain(self, place: int) -> dict[str, str]:
@@ -124,8 +126,8 @@ class _Sampled(_Strict):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(None, description="Over prompt and output; 1 is off.")
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=64)] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
@@ -192,7 +194,7 @@ class ChatRequest(_Sampled):
         "use_beam_search": (False,),
     }
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=10_000)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -234,9 +236,9 @@ class CompletionRequest(_Sampled):
 
     prompt: (
         Text
-        | Annotated[list[Text], Field(min_length=1)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+        | Annotated[Texts, Field(min_length=1)]
+        | Annotated[TokenIds, Field(min_length=1)]
+        | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(fail_fast=True, min_length=1)]
     )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -289,9 +291,14 @@ def parse(kind: type[ChatRequest] | type[CompletionRequest], value: Any) -> Chat
 
 def _first(error: ValidationError) -> ApiError:
     details = error.errors(include_url=False, include_context=False)
-    first = details[0]
+    field = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
+    first = max(
+        field, key=lambda detail: [part for part in detail["loc"] if isinstance(part, int)]
+    )  # of kinds, what came furthest
     place = ".".join(
-        str(part) for part in first["loc"] if isinstance(part, int) or not part.startswith(("str", "list[", "function"))
+        str(part)
+        for part in first["loc"]
+        if isinstance(part, int) or not part.startswith(("str", "list[", "function", "constrained-"))
     )
     place = place.removesuffix(".Part")[:200]
     given = repr(first.get("input"))

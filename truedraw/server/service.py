@@ -6,23 +6,25 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from truedraw.engine import Engine
 from truedraw.protocols import Constraint
 from truedraw.registry import LOSSY_RULES, RULES
-from truedraw.server.access import Keys, Limits, read_json
+from truedraw.server.access import Keys, Limits
 from truedraw.server.asked import Asked
+from truedraw.server.body import decode_json, read_body
 from truedraw.server.errors import ApiError, TookTooLong, as_api_error
 from truedraw.server.metrics import Metrics
 from truedraw.server.replies import TokenTexts
 from truedraw.server.schema import ChatRequest, CompletionRequest, ResponseFormat, parse
-from truedraw.server.stream import DONE, SteadyPace, event
+from truedraw.server.stream import DONE, EventStream, SteadyPace, event
 from truedraw.server.worker import Ended, Job, Ticket, Worker
 from truedraw.types import Step
 
@@ -65,27 +67,40 @@ class Service:
 
     def __init__(self, engine: Engine, settings: Settings, grammars: Callable[[ResponseFormat], Constraint | None]) -> None:
         self.settings, self.metrics = settings, Metrics()
-        self.metrics.slots.set(engine.model.runner.num_slots)
+        self.metrics.watch(engine)
         owners = 1 if settings.shared else len(settings.keys.owners)
         self.worker = Worker(engine, self.metrics, max_queue=settings.max_queue, num_owners=owners)
         self._engine, self._grammars = engine, grammars
         self._texts = TokenTexts(engine.model.tokenizer)
         self._started = int(time.time())
+        self._num_read: Counter[str] = Counter()
 
     # ------------------------------------------------------------ what is asked
 
     async def completion(self, request: Request, owner: str, kind: type[ChatRequest] | type[CompletionRequest]) -> Response:
-        body = await read_json(request, self.settings.limits)
-        prepared = await asyncio.to_thread(self._prepare, parse(kind, body), owner)
+        with self._reading(owner):
+            body = await read_body(request, self.settings.limits)
+            prepared = await asyncio.to_thread(self._prepare, kind, body, owner)
         tickets = await self.worker.submit(prepared.jobs)
         if not prepared.stream:
             return await self._whole(request, prepared, tickets)
-        return StreamingResponse(
-            self._streamed(prepared, tickets), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
-        )
+        return EventStream(self._streamed(prepared, tickets), lambda: self.worker.close(tickets))
 
-    def _prepare(self, asked: ChatRequest | CompletionRequest, owner: str) -> Prepared:
+    @contextlib.contextmanager
+    def _reading(self, owner: str) -> Iterator[None]:
+        """Raises Busy where the answer would have to wait for too long, or too much is being read already."""
+        self.worker.check_room(owner, 1)
+        if self._num_read[owner] >= self.settings.limits.bodies:
+            raise self.worker.busy()
+        self._num_read[owner] += 1
+        try:
+            yield
+        finally:
+            self._num_read[owner] -= 1
+
+    def _prepare(self, kind: type[ChatRequest] | type[CompletionRequest], body: bytes, owner: str) -> Prepared:
         """Everything that needs no engine: in a thread of its own, since prompts can be long."""
+        asked = parse(kind, decode_json(body))
         settings, chat = self.settings, isinstance(asked, ChatRequest)
         if asked.model is not None and asked.model != settings.name:
             raise ApiError(
@@ -237,8 +252,6 @@ class Service:
         except Exception as error:
             failure = self.told(error)
             yield b"data: " + failure.data + b"\n\n"
-        finally:
-            self.worker.close(tickets)
 
     async def _chunks(self, prepared: Prepared, tickets: Sequence[Ticket]) -> AsyncIterator[dict[str, Any]]:
         asked = prepared.asked

@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeAlias
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 Chunk: TypeAlias = dict[str, Any]
 
@@ -16,6 +19,20 @@ DONE = b"data: [DONE]\n\n"
 
 def event(data: Chunk) -> bytes:
     return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+
+
+class EventStream(StreamingResponse):
+    """close: called at the end in any case, also where the client has gone before the first event was asked for."""
+
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()
 
 
 class SteadyPace:

@@ -113,14 +113,22 @@ class Worker:
         """Choices that one owner can have open at all."""
         return self._num_slots + self._max_queue
 
-    async def submit(self, jobs: Sequence[Job]) -> list[Ticket]:
-        """Raises Busy, ShuttingDown, and what Engine.submit raises; then none of the jobs was begun."""
+    def check_room(self, owner: str, choices: int) -> None:
+        """Raises Busy and ShuttingDown."""
         if self._draining:
             raise ShuttingDown
-        owner, choices = jobs[0].owner, sum(job.params.n for job in jobs)
         if self._open.get(owner, 0) + choices > self.largest:
-            self._metrics.refused.inc()
-            raise Busy(min(60, max(1, round(self._seconds_each * self.num_open / self._num_slots))))
+            raise self.busy()
+
+    def busy(self) -> Busy:
+        """What is told to who has to come again later."""
+        self._metrics.refused.inc()
+        return Busy(min(60, max(1, round(self._seconds_each * self.num_open / self._num_slots))))
+
+    async def submit(self, jobs: Sequence[Job]) -> list[Ticket]:
+        """Raises Busy, ShuttingDown, and what Engine.submit raises; then none of the jobs was begun."""
+        owner, choices = jobs[0].owner, sum(job.params.n for job in jobs)
+        self.check_room(owner, choices)
         self._open[owner] = self._open.get(owner, 0) + choices
         loop = asyncio.get_running_loop()
         tickets = [Ticket(job, loop) for job in jobs]
@@ -162,10 +170,15 @@ class Worker:
     def _run(self) -> None:
         try:
             while not self._stopped:
-                self._take_in()
-                if not self.engine.idle:
-                    self._step()
-                self._save()
+                try:
+                    self._take_in()
+                    if not self.engine.idle:
+                        self._step()
+                    self._save()
+                except Exception as error:  # of the runner or a drafter: it concerns everybody, and nobody who comes later
+                    logger.exception("a step failed")
+                    self._metrics.errors.labels(type(error).__name__).inc()
+                    self._fail_all(error)
         finally:
             try:
                 self.engine.close()
@@ -202,8 +215,7 @@ class Worker:
 
     def _cancel(self, ticket: Ticket) -> None:
         if ticket.request is not None and self._tickets.pop(ticket.request.id, None) is not None:
-            self._metrics.ended(ticket.request, "cancelled")
-            self.engine.cancel(ticket.request)
+            self._end(ticket.request, "cancelled")
 
     def _refuse_waiting(self) -> None:
         for ticket in list(self._tickets.values()):
@@ -218,19 +230,19 @@ class Worker:
     def _fail(self, ticket: Ticket, error: BaseException) -> None:
         assert ticket.request is not None
         del self._tickets[ticket.request.id]
-        self._metrics.ended(ticket.request, "error")
-        self.engine.cancel(ticket.request)
         self._send([(ticket, error)])
+        self._end(ticket.request, "error")
+
+    def _end(self, request: Request, reason: str) -> None:
+        self._metrics.ended(request, reason)
+        try:
+            self.engine.cancel(request)
+        except Exception as error:  # of a drafter that is told; the request has ended all the same
+            logger.error("%s: %s", type(error).__name__, error)
 
     def _step(self) -> None:
         started = time.monotonic()
-        try:
-            steps = self.engine.step()
-        except Exception as error:  # of the runner or the drafter: it concerns everybody
-            logger.exception("a step failed")
-            self._metrics.errors.labels(type(error).__name__).inc()
-            self._fail_all(error)
-            return
+        steps = self.engine.step()
         events: list[tuple[Ticket, Event]] = []
         for step in steps:
             ticket = self._tickets[step.request]
