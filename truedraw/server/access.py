@@ -67,10 +67,10 @@ def _digest(key: str) -> bytes:
 def check_host(host: str, allowed: Sequence[str]) -> None:
     """A page of another site that got its name to point here sends that name (DNS rebinding). Raises ApiError.
 
-    allowed: host names, without ports; empty: any
+    host: empty where none was sent, as no browser does; allowed: host names, without ports; empty: any
     """
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
-    if allowed and name.lower() not in allowed:
+    if host and allowed and name.lower() not in allowed:
         raise ApiError(
             421, f"this server does not answer for the host {host[:100]!r}: --allowed-host adds one", code="wrong_host"
         )

@@ -15,10 +15,15 @@ _CLOSE = {"Connection": "close"}
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """Raises ApiError for a body of another kind, or one that is too large or too slow."""
+    """Raises ApiError for a body of another kind, or one that is too large or too slow.
+
+    What is refused unread keeps its connection: closed at once it would be reset, and the client might never see why.
+    """
+    if "upgrade" in request.headers:  # the parser takes what follows for the new protocol
+        raise ApiError(400, "the connection cannot be upgraded: speak HTTP/1.1 and leave the header Upgrade out", headers=_CLOSE)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise ApiError(415, f"the content type is {kind[:100]!r}: application/json is needed", headers=_CLOSE)
+        raise ApiError(415, f"the content type is {kind[:100]!r}: application/json is needed")
     if int(request.headers.get("content-length") or 0) > limits.body_bytes:
         raise _too_large(limits)
     body = bytearray()
@@ -55,7 +60,7 @@ def decode_json(body: bytes) -> Any:
 
 
 def _too_large(limits: Limits) -> ApiError:
-    return ApiError(413, f"the body is larger than {limits.body_bytes} bytes: send less", headers=_CLOSE)
+    return ApiError(413, f"the body is larger than {limits.body_bytes} bytes: send less")
 
 
 def _check_unicode(fields: dict[str, Any]) -> None:

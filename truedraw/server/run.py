@@ -41,7 +41,6 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=access_log,
                 server_header=False,
-                timeout_keep_alive=15,
                 timeout_graceful_shutdown=math.ceil(grace + 2 * _LAST_WORDS),
                 backlog=1024,
             )
@@ -97,5 +96,5 @@ def configure_log(level: str) -> None:
     """To standard error, a line for each thing; no prompt and no answer is ever logged."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=level.upper())
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)  # --access-log says whether there is one
-    for name in ("uvicorn.error", "asyncio"):
-        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # below are the mistakes of clients
+    logging.getLogger("asyncio").setLevel(max(logging.WARNING, logging.getLogger().level))
