@@ -6,6 +6,7 @@ their value says nothing (null, an empty list or object).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -289,18 +290,17 @@ def parse(kind: type[ChatRequest] | type[CompletionRequest], value: Any) -> Chat
     return request
 
 
+_KIND = re.compile(r"(str|Part)$|(list|function|constrained)\W")
+"""What pydantic puts into the place of an error to tell the members of a union apart."""
+
+
 def _first(error: ValidationError) -> ApiError:
     details = error.errors(include_url=False, include_context=False)
     field = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
     first = max(
         field, key=lambda detail: [part for part in detail["loc"] if isinstance(part, int)]
     )  # of kinds, what came furthest
-    place = ".".join(
-        str(part)
-        for part in first["loc"]
-        if isinstance(part, int) or not part.startswith(("str", "list[", "function", "constrained-"))
-    )
-    place = place.removesuffix(".Part")[:200]
+    place = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or not _KIND.match(part))[:200]
     given = repr(first.get("input"))
     shown = "" if first["type"] == "missing" or len(given) > 60 else f" ({given} was given)"
     code = "missing_required_parameter" if first["type"] == "missing" else None
