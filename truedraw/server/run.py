@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -98,6 +99,7 @@ def serve(app: FastAPI, sock: socket.socket, *, grace: float, say: Callable[[str
         backlog=1024,
     )
     server = Server(config, app.state.service, grace, say)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn hands its signals back at its end
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(server.serve(sockets=[sock]))
 
