@@ -105,9 +105,8 @@ async def warm_up(client: Client, load: Load, *, off: bool) -> Sample:
         return sample
     if failure.kind in ("401", "403"):
         raise RunError(f"{client.url} answers {failure.kind}: give a key of the server with --api-key")
-    if failure.wait_seconds:
-        await asyncio.sleep(min(failure.wait_seconds, MAX_WAIT))
-    elif not failure.kind.startswith("5") and failure.kind != "error event":
+    await asyncio.sleep(min(failure.wait_seconds, MAX_WAIT))
+    if failure.kind not in ("429", "error event") and not failure.kind.startswith("5"):
         raise RunError(f"{client.url}: the first request failed, {failure.kind}: {failure.message}")
     return sample
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from itertools import chain, zip_longest
 from typing import Any, TypeAlias
 
@@ -51,17 +50,17 @@ def _from_json(line: str, place: str) -> str | Messages:
         raise PromptError(f"{place}: no JSON ({error}): {WORDING} is needed") from None
     if not isinstance(found, dict):
         raise PromptError(f"{place}: {WORDING} is needed")
-    return _prompt(found["messages"] if "messages" in found else found.get("prompt"), place)
+    if "messages" not in found:
+        return _prompt(found.get("prompt"), place)
+    if not isinstance(found["messages"], list):
+        raise PromptError(f"{place}: {WORDING} is needed")
+    return _prompt(found["messages"], place)
 
 
 def _prompt(given: object, place: str) -> str | Messages:
     """A text, or messages; these may stand under "prompt" too, as in the project's workloads."""
     if isinstance(given, str) and given.strip():
         return given
-    if (
-        isinstance(given, Sequence)
-        and given
-        and all(isinstance(each, dict) and isinstance(each.get("role"), str) for each in given)
-    ):
+    if isinstance(given, list) and given and all(isinstance(each, dict) and isinstance(each.get("role"), str) for each in given):
         return [dict(each) for each in given]
     raise PromptError(f"{place}: {WORDING} is needed")

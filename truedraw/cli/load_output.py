@@ -74,10 +74,11 @@ def print_tables(report: Report) -> None:
     console, load = stdout_console(), report.load
     runs = report.ordered()
     what = "text completions" if load.raw else "chats"
-    first = f"One request before the first was not counted (it took {report.warm_up.seconds:.2f} s)."
-    asked = f"{what} of {load.max_tokens} tokens at most, temperature {load.temperature:g}"
-    console.print(f"{report.url}, model {load.model}: {asked}. {first}", markup=False)
-    console.print()
+    console.print(
+        f"{report.url}, model {load.model}: {what} of {load.max_tokens} tokens at most, temperature {load.temperature:g}",
+        markup=False,
+    )
+    console.print(f"Warm-up, not counted: one request, {report.warm_up.outcome} after {report.warm_up.seconds:.2f} s\n")
     console.print(_throughput(report, runs))
     if any(run.speculation is not None for run in runs):
         console.print("\nSpeculation, as the server tells it")
