@@ -114,6 +114,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.chunks(body, 2)
         self.close_connection = True  # no last chunk of the transfer
 
+    def do_short(self, body):
+        self.begin()
+        self.chunks(body, 2)
+        self.write(b"")
+
     def do_event(self, body):
         self.begin()
         self.chunks(body, 2)
