@@ -56,10 +56,17 @@ class Protocol(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """Stops in good order: what has not been begun is refused at once, what runs has `grace` seconds."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, grace: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, grace: float, say: Callable[[str], None], on_ready: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self._service, self._grace, self._say = service, grace, say
+        self._service, self._grace, self._say, self._on_ready = service, grace, say, on_ready
         self._told = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self._told:
@@ -85,8 +92,16 @@ def listen(host: str, port: int) -> socket.socket:
     return made
 
 
-def serve(app: FastAPI, sock: socket.socket, *, grace: float, say: Callable[[str], None], access_log: bool = False) -> None:
-    """Until SIGINT or SIGTERM."""
+def serve(
+    app: FastAPI,
+    sock: socket.socket,
+    *,
+    grace: float,
+    say: Callable[[str], None],
+    on_ready: Callable[[], None] = lambda: None,
+    access_log: bool = False,
+) -> None:
+    """Until SIGINT or SIGTERM. on_ready: called once requests are taken."""
     config = uvicorn.Config(
         app,
         http=Protocol,
@@ -98,7 +113,7 @@ def serve(app: FastAPI, sock: socket.socket, *, grace: float, say: Callable[[str
         timeout_graceful_shutdown=int(grace + _AFTER_GRACE),
         backlog=1024,
     )
-    server = Server(config, app.state.service, grace, say)
+    server = Server(config, app.state.service, grace, say, on_ready)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn hands its signals back at its end
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(server.serve(sockets=[sock]))
