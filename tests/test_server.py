@@ -373,3 +373,45 @@ def test_a_steady_stream_has_one_pace_and_one_size(engine):
             refused = http.post("/v1/completions", json={**body, **extra})
             assert refused.status_code == 400 and "--steady-stream" in refused.json()["error"]["message"]
         assert http.post("/v1/completions", json={**body, "stream": False, "logprobs": 1}).status_code == 200
+
+
+# ---------------------------------------------------------------- response_format
+
+PET = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}, "age": {"type": "integer", "minimum": 0, "maximum": 30}},
+    "required": ["kind", "age"],
+    "additionalProperties": False,
+}
+
+
+def test_response_formats_hold_on_every_position_and_change_nothing_else(client):
+    asked = {"type": "json_schema", "json_schema": {"name": "pet", "schema": PET, "strict": True}}
+    for seed in range(12):
+        texts = set()
+        for speculation in ({"off": True}, {"drafter": "random", "max_draft": 3}, {"drafter": "suffix"}):
+            answer = ask(client, seed=seed, max_tokens=80, response_format=asked, speculation=speculation)
+            texts.add(answer.choices[0].text)
+        assert len(texts) == 1
+        pet = json.loads(texts.pop())
+        assert pet["kind"] in ("cat", "dog") and 0 <= pet["age"] <= 30 and answer.choices[0].finish_reason == "stop"
+    anything = ask(client, max_tokens=120, temperature=0, response_format={"type": "json_object"})
+    assert anything.choices[0].text.startswith("{")
+    assert ask(client, response_format={"type": "text"}).choices[0].text == ask(client).choices[0].text
+
+
+@pytest.mark.parametrize(
+    ("format", "more", "message"),
+    [
+        ({"type": "yaml"}, {}, "response_format.type"),
+        ({"type": "json_schema"}, {}, "exactly when its type"),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, {}, "has no schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}, {}, "response_format"),
+        ({"type": "json_object"}, {"ignore_eos": True}, "ignore_eos does not go"),
+        ({"type": "json_object"}, {"min_tokens": 3}, "min_tokens does not go"),
+    ],
+)
+def test_response_formats_that_cannot_be_held_to_are_refused(client, format, more, message):
+    with pytest.raises(openai.BadRequestError) as error:
+        ask(client, response_format=format, **more)
+    assert message in error.value.message, error.value.message

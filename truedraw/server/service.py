@@ -24,7 +24,7 @@ from truedraw.server.replies import TokenTexts
 from truedraw.server.schema import ChatRequest, CompletionRequest, ResponseFormat, parse
 from truedraw.server.stream import DONE, SteadyPace, event
 from truedraw.server.worker import Ended, Job, Ticket, Worker
-from truedraw.types import Step
+from truedraw.types import SamplingParams, Step
 
 logger = logging.getLogger("truedraw.server")
 
@@ -121,7 +121,7 @@ class Service:
             drafter = "none" if speculation.off else speculation.drafter or drafter
             options["max_draft"] = 0 if speculation.off or drafter == "none" else speculation.max_draft
             options["drafter"] = speculation.drafter if speculation.drafter != "none" else None
-        constraint = None if asked.response_format is None else self._grammar(asked.response_format, params.ignore_eos)
+        constraint = None if asked.response_format is None else self._grammar(asked.response_format, params)
         return Prepared(
             [Job(prompt, params, rule, constraint, options) for prompt in tokens],
             Asked(
@@ -156,11 +156,10 @@ class Service:
             if value > limit:
                 raise ApiError(400, f"{name} has or makes {value}: this server takes {limit} at most", param=name)
 
-    def _grammar(self, format: ResponseFormat, ignore_eos: bool) -> Constraint | None:
-        if ignore_eos and format.type != "text":
-            raise ApiError(
-                400, "ignore_eos does not go with response_format: a finished JSON text has no next token", param="ignore_eos"
-            )
+    def _grammar(self, format: ResponseFormat, params: SamplingParams) -> Constraint | None:
+        for name in ("ignore_eos", "min_tokens") if format.type != "text" else ():
+            if getattr(params, name):
+                raise ApiError(400, f"{name} does not go with response_format: the text ends where its JSON does", param=name)
         return self._grammars(format)
 
     # ------------------------------------------------------------ what is told
