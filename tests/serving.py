@@ -27,6 +27,9 @@ class Server:
         self._log.seek(0)
         return self._log.read()
 
+    def close(self):
+        self._log.close()
+
     def stop(self, sig=signal.SIGTERM, timeout=60):
         """Ends it, and answers its exit status."""
         if self.process.poll() is None:
@@ -62,8 +65,9 @@ def serving(*args, **options):
         if server.process.poll() is None:
             server.process.send_signal(signal.SIGINT)
         try:
-            server.process.wait(60)
+            status = server.process.wait(60)
+            assert status in (0, -signal.SIGKILL) and "Traceback" not in server.lines, (status, server.lines)
         finally:
             server.process.kill()
             server.process.wait()
-            server._log.close()
+            server.close()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from truedraw.drafters.chain import ChainDrafter
+from truedraw.drafters.choice import ChoiceDrafter
 from truedraw.drafters.model import ModelDrafter
 from truedraw.drafters.ngram import NGramDrafter
 from truedraw.drafters.none import NoDrafter
@@ -135,6 +136,26 @@ def test_a_full_slot_works_to_its_last_token(runner):  # B46
         runner.forward([chunk(0, [9], 1)])
 
 
+def test_a_slot_takes_over_what_another_holds_and_goes_on_by_itself(runner):
+    straight = runner.forward([chunk(0, TEXT, 4)])[0].logits.copy()
+    runner.forward([chunk(1, [1, 2, 3], 0)])
+    runner.copy(0, 1, 16)
+    copied = runner.forward([chunk(1, TEXT[16:], 4)])[0].logits.copy()
+    close(copied, straight)
+    runner.rollback(1, 10)  # the source does not see what becomes of the copy, nor the copy what becomes of the source
+    runner.forward([chunk(1, [9, 9], 0)])
+    runner.rollback(0, 17)
+    close(runner.forward([chunk(0, TEXT[17:], 3)])[0].logits, straight[1:])
+    runner.rollback(0, 0)
+    runner.rollback(1, 10)
+    close(runner.forward([chunk(1, TEXT[10:], 4)])[0].logits, straight)
+    with pytest.raises(RunnerError, match="holds 20"):
+        runner.copy(1, 2, 21)
+    runner.copy(1, 2, 20)
+    with pytest.raises(RunnerError):
+        runner.rollback(2, 21)
+
+
 def test_recurrent_models_forget_everything_or_nothing(tiny):
     made = llama(tiny, "mamba")
     assert not made.can_rollback
@@ -143,6 +164,9 @@ def test_recurrent_models_forget_everything_or_nothing(tiny):
         made.rollback(0, 5)
     made.rollback(0, 0)
     close(made.forward([chunk(0, TEXT, 1)])[0].logits, straight)
+    assert not made.can_copy
+    with pytest.raises(RollbackUnsupported):
+        made.copy(0, 1, 5)
     made.close()
 
 
@@ -168,6 +192,7 @@ DRAFTERS = {
     "model": model_drafter,
     "suffix": SuffixDrafter,
     "chain": lambda: ChainDrafter([NGramDrafter(min_match=3), model_drafter()]),
+    "a choice": lambda: ChoiceDrafter({"suffix": SuffixDrafter(), "model": model_drafter()}, "suffix"),
     "suffix and model": lambda: ChainDrafter([SuffixDrafter(), model_drafter()]),
 }
 HISTORIES = [[1], [3, 4, 5, 3, 4], [2] * 12, [1, 2, 3, 4, 5, 6, 7, 8]]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+import signal
 import socket
 import threading
 import time
@@ -125,16 +126,21 @@ def in_thread(next_logits=None, *, runner=None, slots=2, drafter=None, http=Conn
     model = Model("toy", runner, tokenizer)
     app = create_app(Engine(model, drafter, FixedLength(0)), Settings(name="toy", **settings), Formats(model).constraint)
     with listen("127.0.0.1", 0) as sock:
-        server = Server(app, grace=1.0, say=lambda message: None, http=http)
-        port = sock.getsockname()[1]
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
+        server = Server(app, grace=0.2, say=lambda message: None, http=http)
+        port, loops = sock.getsockname()[1], []
+
+        async def run():
+            loops.append(asyncio.get_running_loop())
+            await server.serve(sockets=[sock])
+
+        thread = threading.Thread(target=lambda: asyncio.run(run()))
         thread.start()
         try:
             until(lambda: server.started)
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
-                client.port, client.service = port, app.state.service
+                client.port, client.service, client.server = port, app.state.service, server
                 yield client
         finally:
-            server.should_exit = True
+            loops[0].call_soon_threadsafe(server.handle_exit, signal.SIGTERM, None)
             thread.join(PATIENCE)
             assert not thread.is_alive()

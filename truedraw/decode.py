@@ -34,7 +34,6 @@ from truedraw.types import (
     Origin,
     Proposal,
     Record,
-    TokenArray,
     Verdict,
 )
 from truedraw.verify.tested import tested
@@ -321,37 +320,43 @@ def _judge_prompt(sequence: ActiveSequence, start: int, rows: Rows) -> None:
 
 def _target_rows(sequence: ActiveSequence, proposal: Proposal, nodes: Sequence[int], rows: Rows) -> TargetRows:
     """The target's law behind each draft, shaped when the rule looks at it, with the draft prefix as
-    its history. Where a draft was not fed nothing is drawn: a place holder stands behind it.
+    its history. Where a draft was not fed, or the constraint forbids it or one before it, nothing is
+    drawn: a place holder stands behind it, and the constraint is never asked.
 
     nodes: the drafts that were fed, in the order of the rows behind the first
     """
     params, stop_ids = sequence.params, sequence.stop.token_ids
     places = {-1: 0, **{node: place for place, node in enumerate(nodes, 1)}}
     committed = sequence.context.array  # as it stands now, also for rows that are looked at after the commit
-    forks: dict[int, Constraint] = {}
+    constraints: dict[int, Constraint | None] = {-1: sequence.constraint}
+    masks: dict[int, Mask | None] = {}
 
     def constraint_after(node: int) -> Constraint | None:
-        if sequence.constraint is None or node < 0:
-            return sequence.constraint
-        if node not in forks:
+        if node not in constraints:
             before = constraint_after(proposal.parent(node))
-            assert before is not None
-            forks[node] = before.fork()
-            forks[node].advance(proposal.tokens[node])
-        return forks[node]
+            constraints[node] = None if before is None else before.fork()
+            if (after := constraints[node]) is not None:
+                after.advance(proposal.tokens[node])
+        return constraints[node]
 
-    def history(index: int) -> tuple[TokenArray, Mask | None]:
-        drafts = np.asarray([proposal.tokens[i] for i in proposal.path(index - 1)], dtype=np.int32)
-        constraint = constraint_after(index - 1)
-        context = np.concatenate([committed, drafts]) if len(drafts) else committed
-        return context, None if constraint is None else constraint.mask()
+    def mask_after(node: int) -> Mask | None:
+        if node not in masks:
+            constraint = constraint_after(node)
+            masks[node] = None if constraint is None else constraint.mask()
+        return masks[node]
+
+    def allowed(node: int) -> bool:
+        before = ((proposal.tokens[i], mask_after(proposal.parent(i))) for i in proposal.path(node))
+        return all(mask is None or mask[token] for token, mask in before)
 
     def compute(index: int) -> Law:
-        if index - 1 not in places:
-            vocab = rows.logits.shape[1]
-            return Law.point(max(0, min(proposal.tokens[index - 1], vocab - 1)), vocab)
-        context, allowed = history(index)
-        return law(rows.logits[places[index - 1]], params, context, sequence.prompt_length, stop_ids=stop_ids, allowed=allowed)
+        node, vocab = index - 1, rows.logits.shape[1]
+        if node not in places or not allowed(node):
+            return Law.point(max(0, min(proposal.tokens[node], vocab - 1)), vocab)
+        drafts = np.asarray([proposal.tokens[i] for i in proposal.path(node)], dtype=np.int32)
+        context = np.concatenate([committed, drafts]) if len(drafts) else committed
+        prompt_length, mask = sequence.prompt_length, mask_after(node)
+        return law(rows.logits[places[node]], params, context, prompt_length, stop_ids=stop_ids, allowed=mask)
 
     return TargetRows(len(proposal) + 1, compute)
 

@@ -16,6 +16,7 @@ from truedraw.cli.bench import bench
 from truedraw.cli.chat import chat
 from truedraw.cli.explain import explain
 from truedraw.cli.generate import generate
+from truedraw.cli.load import load
 from truedraw.cli.plan import plan
 from truedraw.cli.profile import profile
 from truedraw.cli.prove import prove
@@ -40,6 +41,7 @@ app.command()(explain)
 app.command()(plan)
 app.command()(bench)
 app.command()(profile)
+app.command()(load)
 
 
 def main() -> None:

@@ -122,10 +122,13 @@ def serve(
         )
         app = create_app(engine, settings, Formats(engine.model).constraint)
         at = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
-        _say(f"{settings.name} at {at}  (playground at {at}/, OpenAI clients at {at}/v1, stop with Ctrl-C)")
-        if not local and not (api_key or api_key_file):
-            _say("anybody who reaches this address can use it: --api-key-file lets only some in")
-        run(app, sock, grace=grace, say=_say, access_log=access_log)
+
+        def on_ready() -> None:
+            _say(f"{settings.name} at {at}  (playground at {at}/, OpenAI clients at {at}/v1, stop with Ctrl-C)")
+            if not local and not (api_key or api_key_file):
+                _say("anybody who reaches this address can use it: --api-key-file lets only some in")
+
+        run(app, sock, grace=grace, say=_say, on_ready=on_ready, access_log=access_log)
     return 0
 
 

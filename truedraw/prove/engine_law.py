@@ -21,7 +21,16 @@ from truedraw.drafters.model import ModelDrafter
 from truedraw.drafters.suffix import SuffixDrafter
 from truedraw.engine import Engine
 from truedraw.policy import FixedLength
-from truedraw.protocols import Drafter, DraftRequest, LengthPolicy, PointProposal, RowStatistics, SequenceState, StepTiming
+from truedraw.protocols import (
+    Constraint,
+    Drafter,
+    DraftRequest,
+    LengthPolicy,
+    PointProposal,
+    RowStatistics,
+    SequenceState,
+    StepTiming,
+)
 from truedraw.prove import exact
 from truedraw.prove.exact import Context, Law, Problem, Row, table_problem, target_rows, verdicts
 from truedraw.prove.problems import rows
@@ -60,6 +69,8 @@ class Setting:
     """What is enumerated.
 
     copies  drafts are drawn from what followed the end of the text before, not from the problem's q
+    constraint  what every request gets; the problem then is the masked one
+    unmasked    what the models say before the mask; None: the problem itself
     """
 
     name: str
@@ -71,6 +82,8 @@ class Setting:
     width: int = 1
     prompt: tuple[int, ...] = (0,)
     copies: bool = False
+    constraint: Constraint | None = None
+    unmasked: Problem | None = None
 
 
 def settings() -> tuple[Setting, ...]:
@@ -135,7 +148,8 @@ def _runs(setting: Setting) -> Iterator[tuple[tuple[Context, ...], Fraction]]:
 def _run(setting: Setting, source: _Source) -> tuple[Context, ...]:
     def logits(which: str) -> Callable[[tuple[int, ...]], Logits]:
         def next_logits(context: tuple[int, ...]) -> Logits:
-            row = setting.problem.float_row("p" if which == "p" else "q", context[len(setting.prompt) :])
+            problem = setting.problem if setting.unmasked is None else setting.unmasked
+            row = problem.float_row("p" if which == "p" else "q", context[len(setting.prompt) :])
             with np.errstate(divide="ignore"):
                 return np.asarray(np.log(row))
 
@@ -147,7 +161,8 @@ def _run(setting: Setting, source: _Source) -> tuple[Context, ...]:
     drafter = _Noted(SuffixDrafter() if setting.copies else model_drafter, source)
     seeds = count()
     with Engine(model, drafter, setting.policy(), rule=setting.rule, entropy=lambda: next(seeds), source=source) as engine:
-        requests = [engine.submit(setting.prompt, SamplingParams(max_tokens=60, ignore_eos=True)) for _ in range(slots)]
+        params = SamplingParams(max_tokens=60, ignore_eos=True)
+        requests = [engine.submit(setting.prompt, params, constraint=setting.constraint) for _ in range(slots)]
         texts: dict[int, Context] = {request.id: () for request in requests}
         source.texts = texts
         if len(setting.prompt) > 1:

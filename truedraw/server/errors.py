@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from truedraw.errors import InvalidParameter, NoTokenLeft, PromptError, TemplateError, UsageError
+from truedraw.errors import InvalidParameter, NoTokenLeft, PromptError, TemplateError, TruedrawError, UsageError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -104,4 +106,13 @@ def as_api_error(error: BaseException) -> ApiError:
         case TookTooLong():
             message = f"the request took longer than the {error} s that it may take: ask for fewer max_tokens"
             return ApiError(504, message, code="request_timeout", headers=_NO_RETRY)
-    return ApiError(500, f"the request failed: {error}", code=type(error).__name__, headers=_NO_RETRY)
+    text = str(error) if isinstance(error, TruedrawError) else "an error inside the server"  # may quote others
+    return ApiError(500, f"the request failed: {text}", code=type(error).__name__, headers=_NO_RETRY)
+
+
+def log_failure(logger: logging.Logger, error: BaseException) -> None:
+    """What it was and where; what an unforeseen one says is left out, since it may quote a prompt."""
+    if isinstance(error, TruedrawError | ShuttingDown | TookTooLong):
+        logger.error("%s: %s", type(error).__name__, error)
+    else:
+        logger.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)).rstrip())

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -30,6 +31,7 @@ class Server(uvicorn.Server):
         *,
         grace: float,
         say: Callable[[str], None],
+        on_ready: Callable[[], None] = lambda: None,
         access_log: bool = False,
         http: type[Connection] = Connection,
     ) -> None:
@@ -46,7 +48,12 @@ class Server(uvicorn.Server):
             )
         )
         self._service: Service = app.state.service
-        self._grace, self._say = grace, say
+        self._grace, self._say, self._on_ready = grace, say, on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal begins the end, the next one ends the grace. Neither is raised again: this end is a good one."""
@@ -86,10 +93,20 @@ def listen(host: str, port: int) -> socket.socket:
     return made
 
 
-def serve(app: FastAPI, sock: socket.socket, *, grace: float, say: Callable[[str], None], access_log: bool = False) -> None:
-    """Until SIGINT or SIGTERM."""
-    server = Server(app, grace=grace, say=say, access_log=access_log)
-    asyncio.run(server.serve(sockets=[sock]))
+def serve(
+    app: FastAPI,
+    sock: socket.socket,
+    *,
+    grace: float,
+    say: Callable[[str], None],
+    on_ready: Callable[[], None] = lambda: None,
+    access_log: bool = False,
+) -> None:
+    """Until SIGINT or SIGTERM. on_ready: called once requests are taken."""
+    server = Server(app, grace=grace, say=say, on_ready=on_ready, access_log=access_log)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # for the moments before and after uvicorn's own
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(server.serve(sockets=[sock]))
 
 
 def configure_log(level: str) -> None:

@@ -294,6 +294,12 @@ _KIND = re.compile(r"(str|Part)$|(list|function|constrained)\W")
 """What pydantic puts into the place of an error to tell the members of a union apart."""
 
 
+_NEEDED = {
+    "prompt": "a text, a list of texts, a list of token ids or a list of such lists is needed, none of them empty",
+    "stop": "a text or a list of texts is needed",
+}
+
+
 def _first(error: ValidationError) -> ApiError:
     details = error.errors(include_url=False, include_context=False)
     field = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
@@ -304,9 +310,10 @@ def _first(error: ValidationError) -> ApiError:
     given = repr(first.get("input"))
     shown = "" if first["type"] == "missing" or len(given) > 60 else f" ({given} was given)"
     code = "missing_required_parameter" if first["type"] == "missing" else None
+    why = first["msg"] if first["type"] == "missing" else _NEEDED.get(place, first["msg"])
     return ApiError(
         400,
-        f"{place}: {first['msg']}{shown}".encode("ascii", "backslashreplace").decode(),
+        f"{place}: {why}{shown}".encode("ascii", "backslashreplace").decode(),
         param=place.partition(".")[0],
         code=code,
     )

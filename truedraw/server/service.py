@@ -20,13 +20,13 @@ from truedraw.registry import LOSSY_RULES, RULES
 from truedraw.server.access import Keys, Limits
 from truedraw.server.asked import Asked
 from truedraw.server.body import decode_json, read_body
-from truedraw.server.errors import ApiError, TookTooLong, as_api_error
+from truedraw.server.errors import ApiError, TookTooLong, as_api_error, log_failure
 from truedraw.server.metrics import Metrics
 from truedraw.server.replies import TokenTexts
 from truedraw.server.schema import ChatRequest, CompletionRequest, ResponseFormat, parse
 from truedraw.server.stream import DONE, EventStream, SteadyPace, event
 from truedraw.server.worker import Ended, Job, Ticket, Worker
-from truedraw.types import Step
+from truedraw.types import SamplingParams, Step
 
 logger = logging.getLogger("truedraw.server")
 
@@ -136,7 +136,7 @@ class Service:
             drafter = "none" if speculation.off else speculation.drafter or drafter
             options["max_draft"] = 0 if speculation.off or drafter == "none" else speculation.max_draft
             options["drafter"] = speculation.drafter if speculation.drafter != "none" else None
-        constraint = None if asked.response_format is None else self._grammar(asked.response_format, params.ignore_eos)
+        constraint = None if asked.response_format is None else self._grammar(asked.response_format, params)
         return Prepared(
             [Job(prompt, params, rule, constraint, options) for prompt in tokens],
             Asked(
@@ -171,11 +171,10 @@ class Service:
             if value > limit:
                 raise ApiError(400, f"{name} has or makes {value}: this server takes {limit} at most", param=name)
 
-    def _grammar(self, format: ResponseFormat, ignore_eos: bool) -> Constraint | None:
-        if ignore_eos and format.type != "text":
-            raise ApiError(
-                400, "ignore_eos does not go with response_format: a finished JSON text has no next token", param="ignore_eos"
-            )
+    def _grammar(self, format: ResponseFormat, params: SamplingParams) -> Constraint | None:
+        for name in ("ignore_eos", "min_tokens") if format.type != "text" else ():
+            if getattr(params, name):
+                raise ApiError(400, f"{name} does not go with response_format: the text ends where its JSON does", param=name)
         return self._grammars(format)
 
     # ------------------------------------------------------------ what is told
@@ -275,7 +274,7 @@ class Service:
         """And logged, where it is the server's fault."""
         failure = as_api_error(error)
         if failure.status >= 500:
-            logger.error("%s: %s", type(error).__name__, error)
+            log_failure(logger, error)
         return failure
 
     def models(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from truedraw.engine import Engine, Request
 from truedraw.protocols import Constraint
-from truedraw.server.errors import Busy, ShuttingDown
+from truedraw.server.errors import Busy, ShuttingDown, log_failure
 from truedraw.server.metrics import Metrics
 from truedraw.types import Result, SamplingParams, Step
 
@@ -176,14 +176,14 @@ class Worker:
                         self._step()
                     self._save()
                 except Exception as error:  # of the runner or a drafter: it concerns everybody, and nobody who comes later
-                    logger.exception("a step failed")
+                    log_failure(logger, error)
                     self._metrics.errors.labels(type(error).__name__).inc()
                     self._fail_all(error)
         finally:
             try:
                 self.engine.close()
             except Exception as error:
-                logger.error("%s", error)
+                log_failure(logger, error)
 
     def _take_in(self) -> None:
         """Run what was asked for since the last step; wait where there is nothing else to do."""
@@ -238,7 +238,7 @@ class Worker:
         try:
             self.engine.cancel(request)
         except Exception as error:  # of a drafter that is told; the request has ended all the same
-            logger.error("%s: %s", type(error).__name__, error)
+            log_failure(logger, error)
 
     def _step(self) -> None:
         started = time.monotonic()
@@ -274,7 +274,7 @@ class Worker:
             try:
                 self.engine.drafter.save()
             except Exception as error:
-                logger.error("%s", error)
+                log_failure(logger, error)
 
 
 def _deliver(events: Sequence[tuple[Ticket, Event]]) -> None:

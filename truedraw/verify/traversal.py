@@ -68,6 +68,6 @@ def verify(proposal: Proposal, target_rows: TargetRows, noise: StepNoise) -> Ver
         above.children.remove(node)
         above.touched = True
         if total > 0:
-            above.law, above.worth = excess / total, total / (total + 1.0 - above.worth)
+            above.law, above.worth = excess / total, total / (total + (1.0 - above.worth))  # at worth 1 exactly 1
         elif above.worth < 1:
             above.worth = 0.0  # at worth 1 nothing is left only by rounding: the law stays
