@@ -40,7 +40,11 @@ def connect(port, receive_buffer=None):
     if receive_buffer is not None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     client.settimeout(PATIENCE)
-    client.connect(("127.0.0.1", port))
+    try:
+        client.connect(("127.0.0.1", port))
+    except BaseException:
+        client.close()
+        raise
     return client
 
 

@@ -40,7 +40,7 @@ def serve(
     served_name: Annotated[
         str | None, _option(_SERVER, "What clients call the model; default: as --model, without folders.")
     ] = None,
-    grace: Annotated[float, _option(_SERVER, "Seconds that running requests have at the end.", min=0)] = 20.0,
+    grace: Annotated[float, _option(_SERVER, "Seconds that running requests have at the end.", min=0, max=86400)] = 20.0,
     log_level: Annotated[str, _option(_SERVER, "error, warning, info or debug. No prompt and no answer is logged.")] = "warning",
     access_log: Annotated[bool, _option(_SERVER, "A line for each request.", "--access-log")] = False,
     max_queue: Annotated[int, _option(_LIMITS, "Choices that may wait for a slot; beyond it 429.", min=0)] = 64,
@@ -48,7 +48,7 @@ def serve(
     max_prompt: Annotated[int | None, _option(_LIMITS, "Tokens of a prompt; default: what the context holds.", min=1)] = None,
     max_n: Annotated[int, _option(_LIMITS, "Answers to a prompt.", min=1)] = 16,
     max_stop: Annotated[int, _option(_LIMITS, "Stop strings of a request.", min=0)] = 16,
-    max_seconds: Annotated[float, _option(_LIMITS, "Of a request, queue included; 0: no bound.", min=0)] = 600.0,
+    max_seconds: Annotated[float, _option(_LIMITS, "Of a request, queue included; 0: no bound.", min=0, max=10**9)] = 600.0,
     api_key: Annotated[
         list[str] | None,
         _option(

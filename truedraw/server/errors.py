@@ -112,7 +112,7 @@ def as_api_error(error: BaseException) -> ApiError:
 
 def log_failure(logger: logging.Logger, error: BaseException) -> None:
     """What it was and where; what an unforeseen one says is left out, since it may quote a prompt."""
-    if isinstance(error, TruedrawError | ShuttingDown | TookTooLong):
+    if isinstance(error, TruedrawError):
         logger.error("%s: %s", type(error).__name__, error)
     else:
         logger.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)).rstrip())

@@ -82,14 +82,16 @@ class Server(uvicorn.Server):
 
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket; port 0: any that is free. Raises UsageError."""
-    try:
-        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        made = socket.socket(info[0], info[1])
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(info[4])
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"{host} port {port} cannot be listened on ({why}): take another --host or --port") from None
+    with contextlib.ExitStack() as undone:
+        try:
+            info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            made = undone.enter_context(socket.socket(info[0], info[1]))
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(info[4])
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"{host} port {port} cannot be listened on ({why}): take another --host or --port") from None
+        undone.pop_all()
     return made
 
 

@@ -273,7 +273,7 @@ class Service:
     def told(self, error: BaseException) -> ApiError:
         """And logged, where it is the server's fault."""
         failure = as_api_error(error)
-        if failure.status >= 500:
+        if failure.status == 500:
             log_failure(logger, error)
         return failure
 
