@@ -16,7 +16,7 @@ export class Answer {
     this.node = el("div", { class: "answer busy" }, this.view.node, this.caption);
   }
 
-  /** Asks and shows what comes; on(step, last origin) after each step. What had come before an error stays. */
+  /** Asks and shows what comes; on(step) after each step. What had come before an error stays. */
   async run({ path, body }, { signal, on }) {
     try {
       for await (const chunk of api.answer(path, body, signal)) this.#take(chunk, on);
@@ -34,8 +34,7 @@ export class Answer {
     if (summary) this.meter.summary = summary;
     if (step) {
       this.meter.add(step);
-      const own = tokens.at(-1)?.origin;
-      on(step, own === "draft" ? null : own);
+      on(step);
     }
   }
 

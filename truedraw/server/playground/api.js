@@ -62,16 +62,20 @@ export async function model() {
 }
 
 /**
- * One answer: yields {text, step, tokens, finish, summary} for each chunk that says something of the first choice.
+ * One answer, streamed or (body.stream false) whole: yields {text, step, tokens, finish, summary} for each chunk that says something of the first choice.
  * Throws ServerError, and AbortError when `signal` fires.
  */
 export async function* answer(path, body, signal) {
   const response = await request(path, {
     method: "POST",
     headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ ...body, stream: true }),
+    body: JSON.stringify(body),
     signal,
   });
+  if (!body.stream) {
+    yield* stepByStep(await response.json());
+    return;
+  }
   let finished = false;
   try {
     for await (const data of events(response.body)) {
@@ -94,4 +98,16 @@ export async function* answer(path, body, signal) {
     throw lost("The connection was lost in the middle of the answer.");
   }
   if (!finished) throw lost("The connection was lost in the middle of the answer.");
+}
+
+/** A whole answer as the chunks that a stream would have had. */
+function* stepByStep({ choices, speculation: summary }) {
+  const [{ message, text, finish_reason: finish, speculation }] = choices;
+  let at = 0;
+  for (const step of speculation?.steps ?? []) {
+    const tokens = speculation.tokens.slice(at, at + step.emitted);
+    at += tokens.length;
+    yield { text: "", step, tokens, finish: null, summary: null };
+  }
+  yield { text: message?.content ?? text ?? "", step: null, tokens: speculation?.tokens.slice(at) ?? [], finish, summary };
 }

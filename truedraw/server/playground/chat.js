@@ -127,8 +127,8 @@ export class Chat {
   }
 
   #watch(meter) {
-    return (step, own) => {
-      this.strip.add(step, own);
+    return (step) => {
+      this.strip.add(step);
       showReadings(meter, { done: false });
       this.#follow();
     };

@@ -62,7 +62,7 @@ function describe(token) {
     ["p", "target's probability", probability(token.p)],
   ];
   if (token.q !== null && token.q !== undefined) facts.push(["q", "drafter's probability", probability(token.q)]);
-  if (token.origin === "draft") facts.push(["min(1, p/q)", "chance of acceptance", probability(alone(token))]);
+  if (token.origin === "draft") facts.push(["min(1, p/q)", "accepted with", probability(alone(token))]);
   return [
     el("p", { class: "glyph" }, el("span", { text: visible(token.shown, token.bytes) })),
     el(

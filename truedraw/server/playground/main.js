@@ -36,10 +36,12 @@ function showModel({ id, truedraw }) {
   settings.fill(truedraw);
   byId("prompt").placeholder = truedraw.chat ? "Ask something" : "Begin a text";
   byId("prompt-label").textContent = truedraw.chat ? "Message" : "Text to continue";
-  byId("composer-hint").classList.toggle("matters", !truedraw.chat);
-  byId("composer-hint").textContent = truedraw.chat
-    ? "Enter sends, Shift+Enter starts a line."
-    : "This model has no chat template: it continues your text as it stands. Enter sends.";
+  byId("composer-hint").classList.toggle("matters", !truedraw.chat || truedraw.steady_stream);
+  byId("composer-hint").textContent = [
+    truedraw.chat ? "" : "This model has no chat template: it continues your text as it stands.",
+    truedraw.steady_stream ? "This server hides its pace: answers come whole." : "",
+    "Enter sends, Shift+Enter starts a line.",
+  ].join(" ");
   const fill = (text) => {
     byId("prompt").value = text;
     byId("prompt").focus();

@@ -4,6 +4,7 @@ const ALTERNATIVES = 5;
 
 /**
  * turns: [{prompt, answer}] so far; settings: see settings.js. Returns {path, body}.
+ * A server that streams at an even size tells nothing of tokens in a stream: there the answer is asked for as a whole.
  * A model without a chat template continues the plain text of all turns, each on a new line.
  */
 export function toRequest(model, turns, prompt, settings) {
@@ -11,7 +12,7 @@ export function toRequest(model, turns, prompt, settings) {
     model: model.id,
     temperature: settings.temperature,
     max_tokens: settings.maxTokens,
-    stream_options: { include_usage: true },
+    stream: !model.truedraw.steady_stream,
     speculation: { ...speculation(settings), trace: true, alternatives: ALTERNATIVES },
   };
   if (settings.seed !== null) body.seed = settings.seed;

@@ -3,7 +3,7 @@
 import { byId, el, vary } from "./dom.js";
 import { plural } from "./format.js";
 
-const WIDEST = 9;
+const WIDEST = 14;
 const NARROWEST = 3;
 
 export class Strip {
@@ -21,14 +21,14 @@ export class Strip {
     this.#fit();
   }
 
-  /** step: {proposed, accepted, emitted}; last: the origin of its last token, or null if it emitted drafts only. */
-  add(step, last) {
+  /** step: {proposed, accepted, emitted}. */
+  add(step) {
     this.steps += 1;
     this.proposed += step.proposed;
     this.accepted += step.accepted;
     this.tallest = Math.max(this.tallest, step.proposed);
     const column = el("span", { class: "step" });
-    if (last) column.append(el("i", { class: "own", data: { origin: last } }));
+    if (step.emitted > step.accepted) column.append(el("i", { class: "own", data: { origin: ownOrigin(step) } }));
     if (step.accepted) column.append(vary(el("i", { class: "accepted" }), { "--count": step.accepted }));
     if (step.proposed > step.accepted) {
       column.append(vary(el("i", { class: "rejected" }), { "--count": step.proposed - step.accepted }));
@@ -50,4 +50,9 @@ export class Strip {
     vary(this.node, { "--column": `${width}px`, "--tallest": this.tallest + 1, "--gap": this.tallest > 12 ? "0px" : "1px" });
     this.node.scrollLeft = this.node.scrollWidth;
   }
+}
+
+function ownOrigin({ proposed, accepted }) {
+  if (proposed === 0) return "plain";
+  return accepted === proposed ? "bonus" : "residual";
 }

@@ -37,7 +37,8 @@ export class TokenText {
     });
     if (text === "") span.classList.add(token.bytes?.length ? "partial" : "special");
     if (text.includes("\n")) span.classList.add("newline");
-    this.tokens.push({ ...token, shown: text, begun: text === "" ? [] : this.pending });
+    const shown = text || token.bytes?.length ? text : token.text;
+    this.tokens.push({ ...token, shown, begun: text === "" ? [] : this.pending });
     this.pending = text === "" ? [...this.pending, ...(token.bytes ?? [])] : [];
     this.node.append(span);
   }
