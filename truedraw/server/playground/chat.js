@@ -76,7 +76,10 @@ export class Chat {
   /** One request from the text in the box: the text goes into the conversation, and back into the box if nothing came of it. */
   async #ask(work) {
     const prompt = this.prompt.value;
-    if (this.running) return;
+    if (this.running) {
+      showNotice("Still answering.", "Stop it first, or wait. Your text stays in the box.");
+      return;
+    }
     if (!prompt.trim()) {
       showNotice("Nothing to send.", "Write something first, or take an example.");
       this.prompt.focus();
