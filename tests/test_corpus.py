@@ -17,7 +17,7 @@ from truedraw.drafters.suffix import SuffixDrafter
 from truedraw.engine import Engine
 from truedraw.errors import CorpusError, InvalidParameter
 from truedraw.policy import FixedLength
-from truedraw.registry import Model, make_drafter
+from truedraw.registry import Model, check_takes_corpus
 from truedraw.runners.toy import ByteTokenizer, LetterTokenizer, ToyRunner, hashed
 from truedraw.types import SamplingParams
 
@@ -157,7 +157,7 @@ def test_the_bound_holds_and_the_oldest_go_first(limit, texts):
         (lambda: Corpus([[1, -1]]), "corpus token is -1"),
         (lambda: Corpus().add([-3, 1]), "corpus token is -3"),
         (lambda: gather([], limit=0), "corpus_size is 0"),
-        (lambda: make_drafter("ngram", toy(), None, corpus=Corpus()), "drafter is 'ngram': allowed is suffix"),
+        (lambda: check_takes_corpus("ngram"), "drafter is 'ngram': allowed is suffix"),
         (lambda: Engine.load("missing", drafter="none", corpus=Corpus()), "drafter is 'none'"),
         (lambda: Engine.load("missing", draft_model="missing", drafter="model", corpus=Corpus()), "drafter is 'model'"),
         (lambda: Engine.load("toy", drafter=NGramDrafter(), corpus=Corpus()), "None together with a Drafter"),

@@ -121,10 +121,10 @@ def drafted(policy, sequence, lengths, accepted, times=100, draft=0.0, seconds=0
 
 
 def test_drawn_drafts_are_chosen_by_the_acceptance_seen():
-    policy = Controller(curve(BF16), blind=True)
+    policy = Controller(curve(BF16), blind={""})
     drafted(policy, 0, 4, 4)
     assert policy.limits([state(0)])[0] >= 3
-    policy = Controller(curve(BF16), blind=True)
+    policy = Controller(curve(BF16), blind={""})
     drafted(policy, 1, 4, 0)
     policy.limits([state(1)])  # the first probe
     drafted(policy, 1, 1, 0, times=1)
@@ -132,7 +132,7 @@ def test_drawn_drafts_are_chosen_by_the_acceptance_seen():
 
 
 def test_a_sequence_that_was_refused_is_probed_at_the_stated_share_of_the_time():
-    policy = Controller(curve(BF16), blind=True)
+    policy = Controller(curve(BF16), blind={""})
     drafted(policy, 0, 1, 0)
     policy.ledger = Ledger()
     spent = probed = 0.0
@@ -160,7 +160,7 @@ def test_point_masses_nobody_can_judge_are_learned_from_and_then_left_alone():
 
 
 def test_drafting_time_counts():
-    policy = Controller(curve(BF16), blind=True)
+    policy = Controller(curve(BF16), blind={""})
     drafted(policy, 0, 3, 3)
     free = policy.limits([state()])[0]
     drafted(policy, 0, 3, 3, times=50, draft=0.060)

@@ -61,6 +61,7 @@ class CachedModel:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         self._held = [TokenBuffer() for _ in range(runner.num_slots)]
+        self._owners = [""] * runner.num_slots
         self._unsure: set[int] = set()
         """Slots whose cache may hold more than is known: a change of theirs did not come to its end."""
 
@@ -75,6 +76,38 @@ class CachedModel:
     def held(self, slot: int) -> TokenArray:
         """The tokens that the slot's KV cache holds: a view."""
         return self._held[slot].array
+
+    def assign(self, slot: int, owner: str) -> None:
+        """The slot serves `owner` from now on: another one's text is forgotten."""
+        if self._owners[slot] != owner:
+            self.forget(slot)
+            self._owners[slot] = owner
+
+    def owner(self, slot: int) -> str:
+        return self._owners[slot]
+
+    def forget(self, slot: int) -> None:
+        """Start the slot anew."""
+        self._held[slot].truncate(0)
+        self.runner.rollback(slot, 0)
+
+    def adopt(self, slot: int, tokens: TokenArray, at_least: int = 1) -> int:
+        """Take over the longest beginning of `tokens` that another slot of the same owner holds, if it is longer
+        than what this one holds by `at_least` tokens. Says how many tokens that gained."""
+        if not self.runner.can_copy:
+            return 0
+        own = self.num_cached(slot, tokens)
+        others = [other for other, owner in enumerate(self._owners) if owner == self._owners[slot] and other != slot]
+        source = max(others, key=lambda other: self.num_cached(other, tokens), default=slot)
+        length = self.num_cached(source, tokens)
+        if length - own < at_least:
+            return 0
+        self._unsure.add(slot)
+        self._held[slot].truncate(0)
+        self.runner.copy(source, slot, length)
+        self._held[slot].extend(tokens[:length])
+        self._unsure.discard(slot)
+        return length - own
 
     def logits(
         self,

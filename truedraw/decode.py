@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from truedraw.cache import CachedModel
-from truedraw.errors import InvalidParameter, ProposalError
+from truedraw.cache import CachedModel, common_prefix
+from truedraw.errors import InvalidParameter, ProposalError, RowError
 from truedraw.protocols import (
     Constraint,
     Drafter,
@@ -26,34 +27,44 @@ from truedraw.protocols import (
     StepTiming,
     Tested,
 )
-from truedraw.sampling import Law, TargetRows, law
+from truedraw.sampling import Law, TargetRows, largest, law, logprob
 from truedraw.sequence import ActiveSequence
 from truedraw.types import (
     FinishReason,
     Origin,
-    Probs,
     Proposal,
     Record,
     TokenArray,
     Verdict,
 )
-from truedraw.verify import probability
 from truedraw.verify.tested import tested
 
 PREFILL_CHUNK = 256
 """Prompt tokens in one pass, all sequences together: running requests go on in between, and the
 same chunks come up whether anybody else is running or not."""
 
+LEAST_COPIED = 16
+"""Tokens that a slot must gain to take over what another slot holds, or to wait for what another is reading."""
+
+
+RawRows: TypeAlias = Callable[[int], Any]
+"""The target's logits behind a draft that was fed, by its index, and behind the context, by -1."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did for one sequence; a step that only fed prompt has num_emitted 0 and is not reported."""
+    """What one step did for one sequence; a step that only fed prompt is not reported, unless the prompt was all
+    that was wanted.
+
+    plain_seconds  what plain decoding is estimated to have taken for what was emitted
+    """
 
     sequence: ActiveSequence
     num_proposed: int
     num_accepted: int
     num_emitted: int
     seconds: float
+    plain_seconds: float | None = None
 
 
 def step(
@@ -62,66 +73,79 @@ def step(
     drafter: Drafter,
     policy: LengthPolicy,
     clock: Callable[[], float],
-) -> list[StepReport]:
-    """Advance every unfinished sequence of the batch by one target pass.
+) -> tuple[list[StepReport], StepTiming | None]:
+    """Advance every unfinished sequence of the batch by one target pass; says what it did, and how long its parts took.
 
-    Sequences whose prompt is not in the cache yet get their next chunk of it; all others emit
-    1 .. k + 1 tokens. Whatever fails while one sequence is verified (a row that is no law, its
+    Sequences whose prompt is not in the cache yet get their next chunk of it, copied where another slot
+    holds it; all others emit 1 .. k + 1 tokens. Whatever fails while one sequence is verified (a row that is no law, its
     constraint, its rule) ends that sequence with the error, and nobody else's. Raises what runner
     and drafter raise; before `drafter.observe` nothing has been committed then.
     """
     started = clock()
+    for sequence in batch:
+        if not sequence.num_steps and sequence.prompt_logprobs is None:
+            sequence.num_copied += target.adopt(sequence.slot, sequence.context.array[:-1], LEAST_COPIED)
     loading = [sequence for sequence in batch if _num_missing(sequence, target) > 0]
     ready = [sequence for sequence in batch if sequence not in loading]
     for sequence in ready:
         if sequence.ready_at is None:
             sequence.ready_at = started
     states = tuple(sequence.state for sequence in ready)
+    plain = policy.plain_seconds(states) if ready else None
 
     proposals = propose(ready, states, target, drafter, policy)
     drafted = clock()
     fed = [_fed(proposal, sequence, target) for proposal, sequence in zip(proposals, ready, strict=True)]
-    rows = score(ready, proposals, fed, loading, target, drafter.hidden)
+    rows = score(ready, proposals, fed, _first_readers(loading, target), target, drafter.hidden)
     scored = clock()
 
     reports, outcomes = [], []
+    for sequence in loading:
+        if not sequence.num_left and not _num_missing(sequence, target):
+            sequence.finish("length")  # nothing was wanted but its prompt
+        if sequence.finish_reason is not None:
+            reports.append(StepReport(sequence, 0, 0, 0, clock() - started))
     for sequence, proposal, nodes, row in zip(ready, proposals, fed, rows, strict=True):
-        target_rows = _target_rows(sequence, proposal, nodes, row)
+        target_rows, raw = _target_rows(sequence, proposal, nodes, row), _raw_rows(nodes, row)
         length = len(sequence.context)
         verdict: Verdict | None = None
         told: Tested = ()
         try:
             proposal, verdict = _verify(sequence, proposal, target_rows)
             told = tested(sequence.rule_name, proposal, target_rows, verdict.path)
-            commit(sequence, proposal, target_rows, verdict.path, (verdict.next_token, verdict.origin))
+            commit(sequence, proposal, target_rows, verdict.path, (verdict.next_token, verdict.origin), raw)
             if verdict.drift is not None:
                 sequence.drift = verdict.drift if sequence.drift is None else sequence.drift + verdict.drift
         except Exception as error:  # a constraint is the user's code and may raise anything
-            _fail(sequence, proposal, target_rows, verdict, error)
+            _fail(sequence, proposal, target_rows, verdict, error, raw)
         emitted = tuple(int(token) for token in sequence.context.array[length:])
         finished = sequence.finish_reason is not None
         outcomes.append(Outcome(sequence.id, sequence.slot, emitted, proposal, verdict, row.hidden, finished, told))
         num_accepted = sequence.origins[length - sequence.prompt_length :].count("draft")
-        reports.append(StepReport(sequence, len(proposal), num_accepted, len(emitted), clock() - started))
+        # a plain step looks at one row for each token too, and so takes as long to verify what was emitted
+        estimate = None if plain is None else len(emitted) * plain + clock() - scored
+        sequence.plain_seconds = None if estimate is None else (sequence.plain_seconds or 0.0) + estimate
+        reports.append(StepReport(sequence, len(proposal), num_accepted, len(emitted), clock() - started, estimate))
     drafter.observe(outcomes)
     ended = clock()
     for sequence in ready:
         assert sequence.ready_at is not None
         sequence.seconds = ended - sequence.ready_at
-    if ready:
-        policy.observe(
-            StepTiming(
-                pass_size=sum(map(len, fed)) + len(ready),
-                draft_seconds=drafted - started,
-                target_seconds=scored - drafted,
-                verify_seconds=ended - scored,
-                states=states,
-                num_proposed=tuple(report.num_proposed for report in reports),
-                num_accepted=tuple(report.num_accepted for report in reports),
-                tested=tuple(outcome.tested for outcome in outcomes),
-            )
-        )
-    return reports
+    if not ready:
+        return reports, None
+    made = reports[len(reports) - len(ready) :]
+    timing = StepTiming(
+        pass_size=sum(map(len, fed)) + len(ready),
+        draft_seconds=drafted - started,
+        target_seconds=scored - drafted,
+        verify_seconds=ended - scored,
+        states=states,
+        num_proposed=tuple(report.num_proposed for report in made),
+        num_accepted=tuple(report.num_accepted for report in made),
+        tested=tuple(outcome.tested for outcome in outcomes),
+    )
+    policy.observe(timing)
+    return reports, timing
 
 
 def _num_missing(sequence: ActiveSequence, target: CachedModel) -> int:
@@ -131,6 +155,21 @@ def _num_missing(sequence: ActiveSequence, target: CachedModel) -> int:
         return 0
     before_pending = sequence.context.array[:-1]
     return len(before_pending) - target.num_cached(sequence.slot, before_pending)
+
+
+def _first_readers(loading: Sequence[ActiveSequence], target: CachedModel) -> list[ActiveSequence]:
+    """Those that read prompt in this pass: one whose prompt begins as that of an earlier one, beyond what its own
+    slot holds, waits, and takes over what that one has read."""
+    readers: list[ActiveSequence] = []
+    for i, sequence in enumerate(loading):
+        prompt, owner = sequence.context.array[:-1], target.owner(sequence.slot)
+        own = target.num_cached(sequence.slot, prompt) + LEAST_COPIED
+        alone = sequence.prompt_logprobs is not None or not target.runner.can_copy
+        if alone or not any(
+            target.owner(other.slot) == owner and common_prefix(other.context.array[:-1], prompt) >= own for other in loading[:i]
+        ):
+            readers.append(sequence)
+    return readers
 
 
 # ---------------------------------------------------------------- propose
@@ -198,6 +237,8 @@ def _draft_request(sequence: ActiveSequence, state: SequenceState, limit: int, p
         more=lambda row: policy.more(state, row),
         worth=lambda forecast: policy.worth(state, forecast),
         num_left=sequence.num_left,
+        drafter=sequence.drafter,
+        owner=sequence.owner,
     )
 
 
@@ -235,7 +276,7 @@ def score(
     hidden: tuple[str, ...],
 ) -> list[Rows]:
     """ONE target pass: a row after the pending token and after each draft fed, and prompt chunks
-    for those still loading. Returns the rows of `ready`."""
+    for those still loading, whose rows are kept where the prompt is to be judged. Returns the rows of `ready`."""
     contexts = []
     parents: list[tuple[int, ...] | None] = []
     for sequence, proposal, nodes in zip(ready, proposals, fed, strict=True):
@@ -245,16 +286,37 @@ def score(
         parents.append(seen.parents)
     last = [len(nodes) + 1 for nodes in fed]
     room = min(PREFILL_CHUNK, target.max_fed(hidden) - sum(last))
+    row_room = target.runner.max_rows - sum(last)
+    judged: list[tuple[ActiveSequence, int]] = []  # those whose prompt rows are kept, and where these begin
     for sequence in loading:
         missing = _num_missing(sequence, target)
-        taken = min(missing, room)
+        wanted = sequence.prompt_logprobs is not None
+        taken = min(missing, room, row_room) if wanted else min(missing, room)
         if taken > 0:
-            end = len(sequence.context) - 1 - missing + taken
-            contexts.append((sequence.slot, sequence.context.array[:end]))
-            last.append(0)
+            start = len(sequence.context) - 1 - missing
+            contexts.append((sequence.slot, sequence.context.array[: start + taken]))
+            last.append(taken if wanted else 0)
             parents.append(None)
             room -= taken
-    return target.logits(contexts, last, parents, hidden)[: len(ready)]
+            row_room -= last[-1]
+            if wanted:
+                judged.append((sequence, start))
+    rows = target.logits(contexts, last, parents, hidden)
+    keepers = (row for row, kept in zip(rows[len(ready) :], last[len(ready) :], strict=True) if kept)
+    for (sequence, start), row in zip(judged, keepers, strict=True):
+        try:
+            _judge_prompt(sequence, start, row)
+        except RowError as error:
+            sequence.finish("error", error)
+    return rows[: len(ready)]
+
+
+def _judge_prompt(sequence: ActiveSequence, start: int, rows: Rows) -> None:
+    """The log-probabilities of the prompt tokens behind those that were read, the first of them at `start`."""
+    assert sequence.prompt_logprobs is not None
+    following = sequence.context.array[start + 1 : start + 1 + len(rows.logits)]
+    for token, logits in zip(following.tolist(), rows.logits, strict=True):
+        sequence.prompt_logprobs.append(logprob(logits, token, sequence.top_logprobs or 0))
 
 
 def _target_rows(sequence: ActiveSequence, proposal: Proposal, nodes: Sequence[int], rows: Rows) -> TargetRows:
@@ -294,15 +356,25 @@ def _target_rows(sequence: ActiveSequence, proposal: Proposal, nodes: Sequence[i
     return TargetRows(len(proposal) + 1, compute)
 
 
+def _raw_rows(nodes: Sequence[int], rows: Rows) -> RawRows:
+    return lambda node: rows.logits[0 if node < 0 else nodes.index(node) + 1]
+
+
 # ---------------------------------------------------------------- commit
 
 
 def commit(
-    sequence: ActiveSequence, proposal: Proposal, rows: TargetRows, path: tuple[int, ...], last: tuple[int, Origin] | None
+    sequence: ActiveSequence,
+    proposal: Proposal,
+    rows: TargetRows,
+    path: tuple[int, ...],
+    last: tuple[int, Origin] | None,
+    raw: RawRows,
 ) -> None:
     """Append the accepted path and the rule's own token, up to the stop rule.
 
-    last: that token and its origin; None where its row could not be shaped.
+    last: that token and its origin; None where its row could not be shaped. raw: the logits behind a node
+    that was fed (-1: behind the context), for records.
     """
     sequence.num_steps += 1
     for index in range(len(proposal)):
@@ -315,6 +387,7 @@ def commit(
     num_kept, reason = cut(sequence, tokens)
     sequence.context.extend(tokens[:num_kept])
     parents = (-1, *path)
+    recording = sequence.top_records is not None or sequence.top_logprobs is not None
     for i, token in enumerate(tokens[:num_kept]):
         drafted = i < len(path)
         origin: Origin = "draft" if last is None or drafted else last[1]
@@ -322,9 +395,12 @@ def commit(
         sequence.depths.append(i + 1 if drafted else 0)
         if drafted:
             sequence.accepted_by_depth[i] += 1
-        if sequence.top_records is not None:
+        if recording:
             q = proposal.q.prob(path[i], token) if drafted else None
-            sequence.records.append(_record(token, origin, rows[parents[i] + 1], q, sequence.top_records))
+            record = _record(token, origin, rows, parents[i] + 1, q, sequence.top_records or 0)
+            if sequence.top_logprobs is not None:
+                record = replace(record, logprob=logprob(raw(parents[i]), token, sequence.top_logprobs))
+            sequence.records.append(record)
     if sequence.constraint is not None:
         for token in tokens[:num_kept]:
             if token not in sequence.stop.token_ids:
@@ -349,7 +425,9 @@ def _verify(sequence: ActiveSequence, proposal: Proposal, rows: TargetRows) -> t
         return shorter, sequence.rule(shorter, rows, noise)
 
 
-def _fail(sequence: ActiveSequence, proposal: Proposal, rows: TargetRows, verdict: Verdict | None, error: Exception) -> None:
+def _fail(
+    sequence: ActiveSequence, proposal: Proposal, rows: TargetRows, verdict: Verdict | None, error: Exception, raw: RawRows
+) -> None:
     """End a sequence whose verification failed, with what had been accepted before: as plain
     decoding, which gets to the broken row one token at a time.
 
@@ -359,7 +437,7 @@ def _fail(sequence: ActiveSequence, proposal: Proposal, rows: TargetRows, verdic
     walked = proposal.is_chain or sequence.rule_name != "traversal"
     if verdict is None and rows.failed and walked:
         with contextlib.suppress(Exception):  # the first error is the one to tell
-            commit(sequence, proposal, rows, proposal.path(rows.failed - 1), None)
+            commit(sequence, proposal, rows, proposal.path(rows.failed - 1), None, raw)
     if sequence.finish_reason is None:
         sequence.finish("error", error)
 
@@ -375,6 +453,6 @@ def cut(sequence: ActiveSequence, tokens: Sequence[int]) -> tuple[int, FinishRea
     return len(tokens), None
 
 
-def _record(token: int, origin: Origin, row: Probs, q: float | None, num_top: int) -> Record:
-    top = np.argsort(-row, kind="stable")[:num_top] if num_top else ()
-    return Record(token, origin, probability(row, token), q, tuple((int(i), float(row[i])) for i in top))
+def _record(token: int, origin: Origin, rows: TargetRows, index: int, q: float | None, num_top: int) -> Record:
+    top = largest(rows[index], num_top) if num_top else ()
+    return Record(token, origin, rows.prob(index, token), q, top)

@@ -14,24 +14,51 @@ from typing import Any
 
 import numpy as np
 
-from truedraw import calibrate, decode, profile
+from truedraw import decode
+from truedraw.admission import Slots, Turns
+from truedraw.assemble import assemble
 from truedraw.cache import CachedModel, TokenBuffer
 from truedraw.drafters.corpus import Corpus
 from truedraw.drafters.corpus_files import Paths, Sources, gather
 from truedraw.drafters.none import NoDrafter
 from truedraw.errors import IncompatibleModels, InvalidParameter, PromptError
-from truedraw.policy import Controller, FixedLength
-from truedraw.protocols import Constraint, Drafter, LengthPolicy, Outcome
+from truedraw.policy import FixedLength
+from truedraw.protocols import Constraint, Drafter, LengthPolicy, Outcome, StepTiming
 from truedraw.randomness import Noise, Source, philox
-from truedraw.registry import TREE_RULES, LoadOptions, Model, check_takes_corpus, find_rule, load_model, make_drafter
+from truedraw.registry import TREE_RULES, LoadOptions, Model, check_takes_corpus, find_rule
 from truedraw.sequence import ActiveSequence
-from truedraw.strict import load as strict_load
 from truedraw.text.prompt import Prompt, encode_prompt
 from truedraw.text.stream import TextStream
 from truedraw.types import FinishReason, Proposal, Result, SamplingParams, Stats, Step, StopRule
 
 DEFAULT_DRAFT_LENGTH = 7
 """Fixed until a controller chooses: a pass of 8 tokens, the size that CPU kernels like."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What a request may ask for besides its sampling.
+
+    top_records  keep a record of each emitted token, with so many most likely alternatives
+    top_logprobs  and in it the token's log-probability under the target's own row, with so many alternatives
+    prompt_logprobs  judge the prompt tokens likewise: the prompt is then read anew, whatever caches hold
+    max_draft    bound on the draft length; 0 is plain decoding
+    drafter      a name that the engine's drafter knows (drafters/choice.py); None: its default
+    owner        whose request it is: caches, and what drafters learn, serve nobody else
+    """
+
+    top_records: int | None = None
+    top_logprobs: int | None = None
+    prompt_logprobs: bool = False
+    max_draft: int | None = None
+    drafter: str | None = None
+    owner: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("top_records", "top_logprobs", "max_draft"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise InvalidParameter(name, value, "an integer >= 0, or None")
 
 
 @dataclass(slots=True, eq=False)
@@ -44,8 +71,7 @@ class Request:
     rule_name: str
     seed: int
     constraint: Constraint | None
-    top_records: int | None
-    max_draft: int | None
+    options: RequestOptions
     results: list[Result | None]
     steps: deque[Step] = field(default_factory=deque)
 
@@ -106,8 +132,11 @@ class Engine:
         self._requests: dict[int, Request] = {}
         self._num_requests = 0
         self._num_sequences = 0
+        self._slots, self._turns = Slots(self._target), Turns()
         self.stats = Stats()
         """Pooled over all finished choices."""
+        self.last_timing: StepTiming | None = None
+        """Of the last step's pass, where it verified anything."""
 
     @classmethod
     def load(
@@ -115,6 +144,8 @@ class Engine:
         model: str = "smollm2",
         *,
         drafter: str | Drafter = "auto",
+        drafters: Sequence[str] | None = None,
+        owners: Sequence[str] = (),
         draft_model: str | None = None,
         draft_length: int | str = "auto",
         corpus: Corpus | Sources | Paths | None = None,
@@ -135,17 +166,20 @@ class Engine:
         drafter       auto (suffix and the draft model if there is one, whichever is worth more at each step;
                       none where the target cannot roll back), a name from registry.DRAFTERS, names joined
                       by +, or a Drafter
+        drafters      further names that a request may choose from; None: no choice
         draft_length  how many tokens to draft, or auto: as many as pay, by the profile of this machine,
                       which is measured on first use
         corpus        what suffix copies from besides prompt and output: a Corpus, or paths of texts, folders and at
                       most one .corpus file, to which answers are added and which `close` writes; corpus_files.gather
                       has more options
+        owners        those whose answers are kept apart, each in a .corpus file of its own; none: one for all
         strict        only where rows are bit-identical whatever the pass (strict.py): checked, and priced
         The other options are those of registry.LoadOptions. Raises UsageError.
         """
         if draft_length != "auto" and (isinstance(draft_length, bool) or not isinstance(draft_length, int)):
             raise InvalidParameter("draft_length", draft_length, "an integer >= 0, or 'auto'")
-        policy: LengthPolicy | None = None if isinstance(draft_length, str) else FixedLength(draft_length)
+        if not isinstance(draft_length, str):
+            FixedLength(draft_length)  # refuses a negative one, before anything is loaded
         if drafter == "none" and draft_length not in ("auto", 0):
             raise InvalidParameter("draft_length", draft_length, "auto or 0 with the drafter none")
         if draft_model is not None and not isinstance(drafter, str):
@@ -159,33 +193,19 @@ class Engine:
                 raise InvalidParameter("draft_length", draft_length, "auto or at least 1 with a corpus")
             check_takes_corpus(drafter if drafter != "auto" else "suffix")
             corpus = corpus if isinstance(corpus, Corpus | Sources) else gather(corpus)
-        options = LoadOptions(context, slots, threads, threads_small, kv_type, kv_unified)
-        say = on_progress or (lambda message: None)
-        target = strict_load(model, options, say) if strict else load_model(model, options, say)
-        draft: Model | None = None
-        try:
-            if draft_model is not None:
-                window = replace(options, context=target.runner.max_length, clip_context=True)
-                draft = load_model(draft_model, window, say)
-            if drafter == "auto":
-                drafter = "none" if not target.runner.can_rollback else "suffix" if draft is None else "suffix+model"
-            if isinstance(drafter, str):
-                if draft is not None and not {"model", "tree"} & set(drafter.split("+")):
-                    raise InvalidParameter("drafter", drafter, "auto, model or tree when a draft model is given")
-                if corpus is not None:
-                    check_takes_corpus(drafter)
-                known = corpus.open(target.tokenizer, say) if isinstance(corpus, Sources) else corpus
-                timed = draft if policy is None and draft is not None and draft.runner.identity else None
-                measure = None if timed is None else lambda: _profile(timed, say).pass_seconds
-                drafter = make_drafter(drafter, target, draft, measure=measure, corpus=known)
-            if policy is None and target.runner.identity and target.runner.can_rollback and not isinstance(drafter, NoDrafter):
-                policy = Controller(_profile(target, say), blind=drafter.samples and not drafter.forecasts)
-            return cls(target, drafter, policy, rule=rule, allow_lossy=allow_lossy)
-        except BaseException:
-            target.runner.close()
-            if draft is not None:
-                draft.runner.close()
-            raise
+        parts = assemble(
+            model,
+            LoadOptions(context, slots, threads, threads_small, kv_type, kv_unified),
+            on_progress or (lambda message: None),
+            drafter=drafter,
+            others=drafters,
+            draft_model=draft_model,
+            draft_length=None if isinstance(draft_length, str) else draft_length,
+            corpus=corpus,
+            owners=owners,
+            strict=strict,
+        )
+        return cls(parts.target, parts.drafter, parts.policy, rule=rule, allow_lossy=allow_lossy)
 
     # ------------------------------------------------------------ requests
 
@@ -196,22 +216,19 @@ class Engine:
         *,
         rule: str | None = None,
         constraint: Constraint | None = None,
-        top_records: int | None = None,
-        max_draft: int | None = None,
+        **options: Any,
     ) -> Request:
         """Queue a request; `step`, `run` or `stream` make it go.
 
         rule         overrides the engine's
         constraint   forked for each choice
-        top_records  keep a record of each emitted token, with so many most likely alternatives
-        max_draft    bound on the draft length; 0 is plain decoding
+        options      those of RequestOptions
         Raises InvalidParameter or PromptError, naming the field and what is allowed.
         """
         params = params if params is not None else SamplingParams()
         self._check(params)
-        for name, value in (("top_records", top_records), ("max_draft", max_draft)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise InvalidParameter(name, value, "an integer >= 0, or None")
+        chosen = RequestOptions(**options)
+        drafter = self.drafter if chosen.drafter is None else self.drafter.named(chosen.drafter)
         tokens = self.encode(prompt)
         room = self._target.runner.max_length
         if len(tokens) >= room:
@@ -227,11 +244,10 @@ class Engine:
             id=self._num_requests,
             prompt=tuple(tokens),
             params=params,
-            rule_name=self._choose_rule(self._rule if rule is None else rule, params),
+            rule_name=self._choose_rule(self._rule if rule is None else rule, params, drafter),
             seed=self._entropy() if params.seed is None else params.seed,
             constraint=constraint,
-            top_records=top_records,
-            max_draft=max_draft,
+            options=chosen,
             results=[None] * params.n,
         )
         self._num_requests += 1
@@ -250,17 +266,19 @@ class Engine:
                 if token >= vocab:
                     raise InvalidParameter(name, token, f"a token id in [0, {vocab - 1}]")
 
-    def _choose_rule(self, name: str, params: SamplingParams) -> str:
+    def _choose_rule(self, name: str, params: SamplingParams, drafter: Drafter) -> str:
         """Coupled wherever it loses nothing or a seed asks for one text; else block verification, or
         for trees the rule of several candidates."""
         if name != "auto":
             find_rule(name, allow_lossy=self._allow_lossy)
-            if self.drafter.trees and name not in TREE_RULES:
+            if drafter.trees and name not in TREE_RULES:
                 raise InvalidParameter("rule", name, f"auto, {', '.join(sorted(TREE_RULES))} with a drafter that proposes trees")
             return name
-        if params.seed is not None or not self.drafter.samples or params.temperature == 0:
+        if drafter is self.drafter and drafter.default:
+            drafter = drafter.named(drafter.default)
+        if params.seed is not None or not drafter.samples or params.temperature == 0:
             return "coupled"
-        return "multidraft" if self.drafter.trees else "block"
+        return "multidraft" if drafter.trees else "block"
 
     def cancel(self, request: Request) -> None:
         """End what is unfinished of a request. Its slots are free at once; caches stay consistent,
@@ -282,6 +300,20 @@ class Engine:
     def idle(self) -> bool:
         return not self._waiting and not self._running
 
+    @property
+    def num_waiting(self) -> int:
+        """Choices that have no slot yet."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Choices that have one."""
+        return len(self._running)
+
+    def has_begun(self, request: Request) -> bool:
+        """Whether any of its choices has had a slot, or has ended."""
+        return sum(item[0] is request for item in self._waiting) < request.params.n
+
     # ------------------------------------------------------------ going on
 
     def step(self) -> list[Step]:
@@ -294,7 +326,8 @@ class Engine:
         try:
             if self._running:
                 batch = list(self._running.values())
-                for report in decode.step(batch, self._target, self.drafter, self.policy, self._clock):
+                reports, self.last_timing = decode.step(batch, self._target, self.drafter, self.policy, self._clock)
+                for report in reports:
                     step = self._publish(report)
                     steps.append(step)
                     self._requests[step.request].steps.append(step)
@@ -304,28 +337,32 @@ class Engine:
         return steps
 
     def _admit(self) -> list[Step]:
-        """Give free slots to the waiting, first come first served, each the slot whose cache holds
-        most of its prompt. Choices that may emit nothing finish here."""
+        """Give free slots to the waiting, as admission.py says. Choices that may emit nothing finish here."""
         steps = []
-        while self._waiting:
-            request, choice = self._waiting[0]
-            taken = {sequence.slot for sequence in self._running.values()}
-            free = [slot for slot in range(self._target.runner.num_slots) if slot not in taken]
-            if not free:
-                break
-            self._waiting.popleft()
-            if request.params.max_tokens == 0:
+        while self._waiting and self._slots.num_free:
+            queue = [(request.options.owner, request.id) for request, _ in self._waiting]
+            place = self._turns.next(queue, self._running.values())
+            request, choice = self._waiting[place]
+            del self._waiting[place]
+            judged = request.options.prompt_logprobs and len(request.prompt) > 1
+            if request.params.max_tokens == 0 and not judged:
                 steps.append(self._never_started(request, choice, "length"))
                 continue
-            prompt = np.asarray(request.prompt, dtype=np.int32)
-            slot = max(free, key=lambda slot: self._target.num_cached(slot, prompt))
+            slot = self._take_slot(request)
             try:
                 sequence = self._start(request, choice, slot)
             except Exception as error:  # a constraint is the user's code and may raise anything
+                self._slots.free(slot)
                 steps.append(self._never_started(request, choice, "error", error))
                 continue
             self._running[sequence.id] = sequence
         return steps
+
+    def _take_slot(self, request: Request) -> int:
+        slot = self._slots.take(np.asarray(request.prompt, dtype=np.int32), request.options.owner)
+        if request.options.prompt_logprobs:
+            self._target.forget(slot)
+        return slot
 
     def _never_started(self, request: Request, choice: int, reason: FinishReason, error: Exception | None = None) -> Step:
         self._file(request, replace(_unstarted(request, choice, reason), error=error))
@@ -339,7 +376,7 @@ class Engine:
             self._requests.pop(request.id, None)
 
     def _start(self, request: Request, choice: int, slot: int) -> ActiveSequence:
-        params, tokenizer = request.params, self.model.tokenizer
+        params, tokenizer, options = request.params, self.model.tokenizer, request.options
         room = self._target.runner.max_length - len(request.prompt)
         self._num_sequences += 1
         return ActiveSequence(
@@ -360,14 +397,20 @@ class Engine:
             ),
             stream=TextStream(tokenizer.token_bytes, params.stop, params.min_tokens),
             constraint=None if request.constraint is None else request.constraint.fork(),
-            top_records=request.top_records,
-            max_draft=request.max_draft,
+            top_records=options.top_records,
+            top_logprobs=options.top_logprobs,
+            prompt_logprobs=[] if options.prompt_logprobs else None,
+            max_draft=options.max_draft,
+            drafter=options.drafter or self.drafter.default,
+            owner=options.owner,
+            num_found=min(self._target.num_cached(slot, np.asarray(request.prompt, np.int32)), len(request.prompt) - 1),
             admitted_at=self._clock(),
         )
 
     def _publish(self, report: decode.StepReport) -> Step:
         """What the step released: tokens and text that no stop string can take back any more."""
         sequence = report.sequence
+        judged = sequence.prompt_logprobs or ()
         released = slice(sequence.num_reported, sequence.num_released)
         output = sequence.context.array[sequence.prompt_length :]
         step = Step(
@@ -382,6 +425,8 @@ class Engine:
             seconds=report.seconds,
             records=tuple(sequence.records[released]),
             finish_reason=sequence.finish_reason,
+            plain_seconds=report.plain_seconds,
+            prompt_logprobs=tuple(judged) if sequence.num_steps < 2 else (),
         )
         sequence.num_reported = sequence.num_released
         sequence.text.append(step.text)
@@ -390,6 +435,7 @@ class Engine:
     def _retire(self, sequence: ActiveSequence) -> None:
         """Free the slot and file the result."""
         del self._running[sequence.id]
+        self._slots.free(sequence.slot)
         self.stats += sequence.stats
         request = self._requests[sequence.request]
         assert sequence.finish_reason is not None
@@ -405,6 +451,7 @@ class Engine:
             stats=sequence.stats,
             records=tuple(sequence.records),
             error=sequence.error,
+            prompt_logprobs=tuple(sequence.prompt_logprobs or ()),
         )
         self._file(request, result)
 
@@ -472,17 +519,6 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _profile(target: Model, say: Callable[[str], None]) -> profile.Profile:
-    """The stored profile, or a new one, measured in about three seconds."""
-    known, notice = profile.load(target.runner.identity)
-    if known is not None:
-        return known
-    say(notice or f"measuring what passes of {target.name} cost here, once")
-    known = calibrate.quick(target.runner)
-    profile.store(known)
-    return known
 
 
 def _unstarted(request: Request, choice: int, reason: FinishReason) -> Result:

@@ -10,7 +10,8 @@ TruedrawError
 │   ├── IncompatibleModels    target, drafter and rule do not go together
 │   └── MissingExtra          an optional package is not installed
 └── RunError                  something failed while running
-    ├── RowError              a row that is no distribution: NaN, +inf, or no token left
+    ├── RowError              a row that is no distribution: NaN or +inf
+    │   └── NoTokenLeft       bias, penalties or a constraint leave no token of a sound row
     ├── ConstraintError       a constraint broke its contract (a mask of the wrong kind)
     ├── RuleError             an acceptance rule that no exact law allows
     ├── ProposalError         a drafter broke its contract (a token its own q cannot have drawn)
@@ -71,7 +72,11 @@ class RunError(TruedrawError):
 
 
 class RowError(RunError):
-    """A row that is no distribution: NaN, +inf, or no token left."""
+    """A row that is no distribution: NaN or +inf."""
+
+
+class NoTokenLeft(RowError):
+    """A sound row of which bias, penalties or a constraint leave no token."""
 
 
 class ConstraintError(RunError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -155,15 +155,17 @@ class Controller(LengthPolicy):
     something and none pays, one is tried from time to time, so that a bad start is no verdict for ever:
     probes take PROBE_SHARE of the time at most.
 
-    blind  nobody estimates survival: it is learned from what was verified
+    blind  the drafters, by the name that sequences know them by, that estimate no survival: it is learned from
+           what was verified
     """
 
-    def __init__(self, profile: Profile, *, blind: bool = False, prior: float = 0.7) -> None:
+    def __init__(self, profile: Profile, *, blind: Collection[str] = (), prior: float = 0.7) -> None:
         self.costs = PassCosts(profile)
         self.ledger = Ledger()
-        self._blind = blind
-        self._acceptance = Acceptance(prior)
+        self._prior = prior
+        self._blind = {name: Acceptance(prior) for name in blind}
         self._emitted = self._seconds = 0.0
+        self._newly_blind: set[str] = set()
         self._draft_seconds = 0.0
         self._drafted = 0.0  # tokens that a sequence drafts in a step, lately
         self._batch: Sequence[SequenceState] = ()  # of this step
@@ -176,13 +178,17 @@ class Controller(LengthPolicy):
         self._decided = False
         self.ledger.admit(batch)
         self._probing = None
-        if not self._blind or not batch:
-            return [LONGEST] * len(batch)
-        survivals = [self._acceptance.survival(state.sequence, LONGEST, _LEAST_SURVIVAL) for state in batch]
-        chosen = self._choose(batch, survivals, self._draft_seconds)
-        if not any(chosen) and self._may_probe(batch[0], self._draft_seconds):
+        blind = [i for i, state in enumerate(batch) if state.drafter in self._blind]
+        limits = [LONGEST] * len(batch)
+        if not blind:
+            return limits
+        survivals = [self._blind[batch[i].drafter].survival(batch[i].sequence, LONGEST, _LEAST_SURVIVAL) for i in blind]
+        chosen = self._choose([batch[i] for i in blind], survivals, self._draft_seconds)
+        if not any(chosen) and self._may_probe(batch[blind[0]], self._draft_seconds):
             chosen[0] = 1
-        return chosen
+        for i, length in zip(blind, chosen, strict=True):
+            limits[i] = length
+        return limits
 
     def worth(self, sequence: SequenceState, forecast: Forecast) -> Worth:
         self._decided = True
@@ -214,16 +220,18 @@ class Controller(LengthPolicy):
         return True
 
     def cut(self, batch: Sequence[PointProposal]) -> list[int]:
-        if batch and all(proposal.survival is None for proposal in batch):
-            known, self._blind = self._blind, True
-            return [len(proposal.tokens) if known else min(1, len(proposal.tokens)) for proposal in batch]
-        survivals = [
-            self._acceptance.survival(proposal.state.sequence, len(proposal.tokens), _LEAST_SURVIVAL)
-            if proposal.survival is None
-            else proposal.survival
-            for proposal in batch
-        ]
-        return self._choose([proposal.state for proposal in batch], survivals, 0.0)
+        lengths = [len(proposal.tokens) for proposal in batch]
+        estimated: list[tuple[int, Sequence[float]]] = []
+        for i, proposal in enumerate(batch):
+            if proposal.survival is not None:
+                estimated.append((i, proposal.survival))
+            elif proposal.state.drafter not in self._blind:  # from the next step on `limits` decides
+                self._newly_blind.add(proposal.state.drafter)
+                lengths[i] = min(1, lengths[i])
+        chosen = self._choose([batch[i].state for i, _ in estimated], [survival for _, survival in estimated], 0.0)
+        for (i, _), length in zip(estimated, chosen, strict=True):
+            lengths[i] = length
+        return lengths
 
     def _choose(self, batch: Sequence[SequenceState], survivals: Sequence[Sequence[float]], draft_seconds: float) -> list[int]:
         """How many drafts of each: the best number for all, taken by survival."""
@@ -255,6 +263,10 @@ class Controller(LengthPolicy):
         plain = sequences / plain_seconds
         return max(plain, self._emitted / self._seconds) if self._seconds > 0 else plain
 
+    def plain_seconds(self, batch: Sequence[SequenceState]) -> float | None:
+        """By the curve, as corrected so far."""
+        return float(self.costs.table(len(batch), max(state.length for state in batch), len(batch))[-1])
+
     def observe(self, step: StepTiming) -> None:
         if not step.states:
             return
@@ -274,11 +286,15 @@ class Controller(LengthPolicy):
         self._probe_seconds += PROBE_SHARE * seconds
         if any(state.sequence == self._probing and n for state, n in zip(step.states, step.num_proposed, strict=True)):
             self._probe_seconds = 0.0
-        longest = max(step.num_proposed, default=0)
-        if not self._blind or not longest:
+        for name in self._newly_blind:
+            self._blind[name] = Acceptance(self._prior)
+        self._newly_blind.clear()
+        blind = [i for i, state in enumerate(step.states) if state.drafter in self._blind]
+        longest = max((step.num_proposed[i] for i in blind), default=0)
+        if not longest:
             return
-        for state, told in zip(step.states, step.tested, strict=True):
-            self._acceptance.observe(state.sequence, told)
+        for i in blind:
+            self._blind[step.states[i].drafter].observe(step.states[i].sequence, step.tested[i])
         each = step.draft_seconds / longest
         self._draft_seconds = each if not self._draft_seconds else 0.9 * self._draft_seconds + 0.1 * each
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from truedraw.errors import InvalidParameter
 from truedraw.types import Proposal, SamplingParams, TokenArray, Verdict
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -89,6 +90,7 @@ class ModelRunner(Protocol):
     max_pass_size    tokens of all chunks that one forward takes
     max_rows         rows that one forward keeps; with hidden states asked for, every token makes one
     can_rollback     rollback to any length works; without it only to 0
+    can_copy         a slot can take over what another one holds
     can_score_trees  chunks may carry parents
     hidden_layers    the layer names that a chunk may ask for
     identity         what the cost of a pass depends on (file, library, threads, cache, processor), by name;
@@ -101,6 +103,7 @@ class ModelRunner(Protocol):
     max_pass_size: int
     max_rows: int
     can_rollback: bool
+    can_copy: bool
     can_score_trees: bool
     hidden_layers: tuple[str, ...]
     identity: Mapping[str, str]
@@ -116,6 +119,13 @@ class ModelRunner(Protocol):
         """Forget all but the first `length` tokens of a slot. Idempotent.
 
         Raises RollbackUnsupported, or RunnerError if the slot holds fewer tokens.
+        """
+        ...
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make slot `target` hold the first `length` tokens of slot `source`, and nothing else.
+
+        Raises RollbackUnsupported, or RunnerError if the source holds fewer tokens.
         """
         ...
 
@@ -214,6 +224,7 @@ class SequenceState:
     num_left    tokens that may still be emitted
     rule        the rule that verifies it
     proposed, accepted  over the steps so far
+    drafter     the name of the drafter that it chose; empty: the engine's
     """
 
     sequence: int
@@ -223,6 +234,7 @@ class SequenceState:
     rule: str
     proposed: int
     accepted: int
+    drafter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +317,10 @@ class LengthPolicy(Protocol):
 
     def observe(self, step: StepTiming) -> None: ...
 
+    def plain_seconds(self, batch: Sequence[SequenceState]) -> float | None:
+        """What the target's pass for this batch is expected to take without drafts; None: nothing is known."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
@@ -323,6 +339,8 @@ class DraftRequest:
     more           asks the policy between depths; a drafter of point masses need not ask
     worth          asks the policy, before anything is drawn, how many drafts pay
     num_left       tokens that may still be emitted
+    drafter        the name of the drafter that it chose; empty: no choice was made
+    owner          whose text it is: what is learned from it serves nobody else
     """
 
     sequence: int
@@ -338,6 +356,8 @@ class DraftRequest:
     more: Callable[[RowStatistics], bool]
     worth: Callable[[Forecast], Worth]
     num_left: int
+    drafter: str = ""
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -368,6 +388,7 @@ class Drafter(Protocol):
     trees    its proposals may be trees
     hidden   layers of the target that `observe` wants to see
     forecasts  it knows what to expect of its drafts, and asks `worth` for their number before it draws
+    default  the name of the drafter that a request without a choice has; empty: there is no choice
 
     Derive from this class to inherit the defaults: a drafter of point masses then is one method.
     """
@@ -376,6 +397,7 @@ class Drafter(Protocol):
     trees: bool = False
     hidden: tuple[str, ...] = ()
     forecasts: bool = False
+    default: str = ""
 
     def forecast(self, requests: Sequence[DraftRequest]) -> list[Forecast | None]:
         """What it expects of its drafts, made from what was emitted, without drawing anything or running a
@@ -388,6 +410,14 @@ class Drafter(Protocol):
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn from the step; called once a step, also for finished sequences. May do nothing."""
+        return None
+
+    def named(self, name: str) -> Drafter:
+        """The drafter that a request chose by name. Raises InvalidParameter where there is no choice."""
+        raise InvalidParameter("drafter", name, "left out: this engine has one drafter only")
+
+    def save(self) -> None:
+        """Write what was learned and is to be kept."""
         return None
 
     def close(self) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -177,23 +177,36 @@ def check_takes_corpus(drafter: str) -> None:
         raise InvalidParameter("drafter", drafter, "suffix, or names joined by + with suffix among them, where a corpus is given")
 
 
-def make_drafter(
-    name: str, target: Model, draft: Model | None, *, measure: Measure | None = None, corpus: Corpus | None = None
-) -> Drafter:
-    """`name`: one of DRAFTERS, or several joined by + (drafters/chain.py).
+@dataclass(slots=True)
+class Made:
+    """What drafters are made for and of, and those that were made: several names may stand for shared parts.
 
-    measure: what passes of the draft model take, asked once it is known to fit; corpus: what `suffix`
-    copies from besides. Raises InvalidParameter.
+    measure  what passes of the draft model take, asked once it is known to fit
+    corpus   what `suffix` copies from besides
+    kept     and of each owner what it alone may copy from
     """
-    if corpus is not None:
-        check_takes_corpus(name)
+
+    target: Model
+    draft: Model | None = None
+    measure: Measure | None = None
+    corpus: Corpus | None = None
+    kept: Mapping[str, Corpus] = field(default_factory=dict)
+    drafters: dict[str, Drafter] = field(default_factory=dict)
+
+
+def make_drafter(name: str, made: Made) -> Drafter:
+    """`name`: one of DRAFTERS, or several joined by + (drafters/chain.py). Raises InvalidParameter."""
+    if name not in made.drafters:
+        made.drafters[name] = _new_drafter(name, made)
+    return made.drafters[name]
+
+
+def _new_drafter(name: str, made: Made) -> Drafter:
     if "+" in name:
         from truedraw.drafters.chain import ChainDrafter
 
-        parts = name.split("+")
-        return ChainDrafter(
-            [make_drafter(part, target, draft, measure=measure, corpus=corpus if part == "suffix" else None) for part in parts]
-        )
+        return ChainDrafter([make_drafter(part, made) for part in name.split("+")])
+    vocab_size = made.target.runner.vocab_size
     match name:
         case "none":
             from truedraw.drafters.none import NoDrafter
@@ -202,7 +215,7 @@ def make_drafter(
         case "suffix":
             from truedraw.drafters.suffix import SuffixDrafter
 
-            return SuffixDrafter(corpus=corpus)
+            return SuffixDrafter(corpus=made.corpus, kept=made.kept)
         case "ngram":
             from truedraw.drafters.ngram import NGramDrafter
 
@@ -210,17 +223,17 @@ def make_drafter(
         case "random":
             from truedraw.drafters.random import RandomDrafter
 
-            return RandomDrafter(target.runner.vocab_size)
+            return RandomDrafter(vocab_size)
         case "model" | "tree":
             from truedraw.drafters.model import ModelDrafter, check_same_vocabulary
 
-            if draft is None:
+            if made.draft is None:
                 raise InvalidParameter(
                     "drafter", name, "suffix, ngram, random or none without a draft model (--draft-model names one)"
                 )
-            check_same_vocabulary(target.tokenizer, draft.tokenizer)
-            width, pass_seconds = 2 if name == "tree" else 1, None if measure is None else measure()
-            return ModelDrafter(draft.runner, target.runner.vocab_size, width=width, pass_seconds=pass_seconds)
+            check_same_vocabulary(made.target.tokenizer, made.draft.tokenizer)
+            width, pass_seconds = 2 if name == "tree" else 1, None if made.measure is None else made.measure()
+            return ModelDrafter(made.draft.runner, vocab_size, width=width, pass_seconds=pass_seconds)
     raise InvalidParameter("drafter", name, f"auto, {', '.join(DRAFTERS)}, or several of them joined by +")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from truedraw import kernels
-from truedraw.errors import ConstraintError, RowError
+from truedraw.errors import ConstraintError, NoTokenLeft, RowError
 from truedraw.protocols import Mask, RaceNoise, StepNoise
 from truedraw.randomness import RACE_BLOCK, Purpose
-from truedraw.types import Probs, SamplingParams, TokenArray, probabilities
+from truedraw.types import Probs, SamplingParams, TokenArray, TokenLogprob, probabilities
 
 logger = logging.getLogger("truedraw")
 
@@ -114,12 +115,32 @@ def adjust(
             raw[~allowed] = -np.inf
         best = float(raw.max())
         if not best < np.inf:
-            raise RowError(
+            raise NoTokenLeft(
                 f"the {model}'s row at position {len(context)} holds {best} after penalties and bias: take smaller ones"
             )
     if best == -np.inf:
-        raise RowError(f"the {model}'s row at position {len(context)} allows no token: every logit is -inf after bias and masks")
+        raise NoTokenLeft(
+            f"the {model}'s row at position {len(context)} allows no token: every logit is -inf after bias and masks"
+        )
     return raw
+
+
+def logprob(logits: npt.ArrayLike, token: int, num_top: int = 0) -> TokenLogprob:
+    """The log-probability of a token under a row as the target made it, before any parameter, and of the row's
+    `num_top` most likely tokens. logits: (vocab,). Raises RowError for a row with NaN or +inf."""
+    raw = np.asarray(logits)
+    best = float(raw.max())
+    if not -np.inf < best < np.inf:
+        raise RowError(f"the target's row holds {best}: finite logits or -inf are needed")
+    norm = best + math.log(kernels.total(kernels.block_sums(kernels.soften(raw, best, 1.0))))
+    return TokenLogprob(token, float(raw[token]) - norm, tuple((i, value - norm) for i, value in largest(raw, num_top)))
+
+
+def largest(row: npt.NDArray[Any], count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` largest entries with their places, the largest first, ties by place. row: (n,)."""
+    ids = np.arange(len(row)) if count >= len(row) else kernels.top_k(row, count) if count else np.arange(0)
+    order = np.argsort(-row[ids], kind="stable")
+    return tuple((int(i), float(row[i])) for i in ids[order])
 
 
 def _penalise(row: Probs, params: SamplingParams, context: TokenArray, prompt_length: int) -> None:

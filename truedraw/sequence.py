@@ -8,7 +8,7 @@ from truedraw.cache import TokenBuffer
 from truedraw.protocols import Constraint, SequenceState
 from truedraw.randomness import Noise
 from truedraw.text.stream import TextStream
-from truedraw.types import Drift, FinishReason, Origin, Record, SamplingParams, Stats, StopRule
+from truedraw.types import Drift, FinishReason, Origin, Record, SamplingParams, Stats, StopRule, TokenLogprob
 from truedraw.verify import Rule
 
 
@@ -20,6 +20,9 @@ class ActiveSequence:
     depths   for each emitted token its depth in the draft, 0 if it was not a draft token
     text, num_reported  what the engine has handed out so far
     top_records  None: keep no records; else so many most likely tokens with each
+    top_logprobs  likewise, of the target's own row
+    prompt_logprobs  of the prompt tokens but the first, as far as the prompt has been read; None: not wanted
+    num_found, num_copied  prompt tokens that its slot's cache held, and that another one's did
     """
 
     id: int
@@ -36,7 +39,13 @@ class ActiveSequence:
     stream: TextStream
     constraint: Constraint | None = None
     top_records: int | None = None
+    top_logprobs: int | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
     max_draft: int | None = None
+    drafter: str = ""
+    owner: str = ""
+    num_found: int = 0
+    num_copied: int = 0
     origins: list[Origin] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
@@ -49,6 +58,7 @@ class ActiveSequence:
     admitted_at: float = 0.0
     ready_at: float | None = None
     seconds: float = 0.0
+    plain_seconds: float | None = None
     finish_reason: FinishReason | None = None
     error: Exception | None = None
 
@@ -75,6 +85,7 @@ class ActiveSequence:
             rule=self.rule_name,
             proposed=sum(self.proposed_by_depth),
             accepted=sum(self.accepted_by_depth),
+            drafter=self.drafter,
         )
 
     @property
@@ -89,6 +100,9 @@ class ActiveSequence:
             prompt_seconds=0.0 if self.ready_at is None else self.ready_at - self.admitted_at,
             seconds=self.seconds,
             drift=self.drift,
+            plain_seconds=self.plain_seconds,
+            cached=self.num_found,
+            copied=self.num_copied,
         )
 
     def finish(self, reason: FinishReason, error: Exception | None = None) -> None:

@@ -360,14 +360,30 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token under the target's own row, before any sampling parameter: natural logarithms.
+
+    top  the most likely tokens of the row, ties by token id
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
-    """One emitted token as the engine saw it: p and q of it, and the most likely tokens of its row."""
+    """One emitted token as the engine saw it: p and q of it, and the most likely tokens of its row.
+
+    logprob  where it was asked for
+    """
 
     token: int
     origin: Origin
     p: float
     q: float | None
     top: tuple[tuple[int, float], ...] = ()
+    logprob: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +394,9 @@ class Step:
     string is released by a later step, or never: joined over all steps, `tokens` and `text`
     are exactly those of the result. Only a cancelled choice ends without a step of its own: what
     was still held then is in its result.
+
+    plain_seconds   what plain decoding is estimated to have taken for the tokens emitted; None: nothing is known
+    prompt_logprobs  with a choice's first step, where they were asked for: of each prompt token but the first
     """
 
     request: int
@@ -391,6 +410,8 @@ class Step:
     seconds: float
     records: tuple[Record, ...] = ()
     finish_reason: FinishReason | None = None
+    plain_seconds: float | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,6 +420,8 @@ class Stats:
 
     proposed_by_depth[i] counts proposals that reached depth i + 1; accepted_by_depth[i] the
     accepted tokens there. drift: of a lossy rule, added up over the steps; else None.
+    plain_seconds: what plain decoding is estimated to have taken, in the same company; None: nothing is known.
+    cached, copied: tokens of the prompt that were found in the slot's cache, and in another one's.
     """
 
     steps: int = 0
@@ -410,6 +433,9 @@ class Stats:
     prompt_seconds: float = 0.0
     seconds: float = 0.0
     drift: Drift | None = None
+    plain_seconds: float | None = None
+    cached: int = 0
+    copied: int = 0
 
     def __add__(self, other: Stats) -> Stats:
         """Pooled counts: ratios of sums, never means of ratios."""
@@ -423,7 +449,15 @@ class Stats:
             self.prompt_seconds + other.prompt_seconds,
             self.seconds + other.seconds,
             self.drift + other.drift if self.drift and other.drift else self.drift or other.drift,
+            None if self._unknown or other._unknown else (self.plain_seconds or 0.0) + (other.plain_seconds or 0.0),
+            self.cached + other.cached,
+            self.copied + other.copied,
         )
+
+    @property
+    def _unknown(self) -> bool:
+        """Whether steps were made of which nobody knows what plain decoding would have taken."""
+        return self.plain_seconds is None and self.steps > 0
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -465,3 +499,4 @@ class Result:
     stats: Stats
     records: tuple[Record, ...] = ()
     error: Exception | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()

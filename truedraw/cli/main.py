@@ -19,6 +19,7 @@ from truedraw.cli.generate import generate
 from truedraw.cli.plan import plan
 from truedraw.cli.profile import profile
 from truedraw.cli.prove import prove
+from truedraw.cli.serve import serve
 from truedraw.errors import TruedrawError, UsageError
 
 # Typer 0.29 carries Click inside, earlier ones import it: either way this is the base of its usage errors
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(chat)
+app.command()(serve)
 app.command()(prove)
 app.command()(explain)
 app.command()(plan)

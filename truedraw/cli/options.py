@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,6 +15,9 @@ from truedraw.engine import Engine
 from truedraw.errors import InvalidParameter, PromptError
 from truedraw.registry import MODELS
 from truedraw.types import SamplingParams
+
+_CHOICE = ("suffix", "ngram", "random")
+"""Drafters that requests to a server may name, besides its own."""
 
 _LOADING, _SAMPLING, _SPECULATION = "Model", "Sampling", "Speculation"
 
@@ -141,6 +145,8 @@ def load_engine(
     corpus: list[str] | None = None,
     corpus_size: int | None = None,
     corpus_learning: bool = True,
+    owners: Sequence[str] = (),
+    choice: bool = False,
 ) -> Engine:
     """Engine.load, with what takes seconds shown on standard error."""
     from truedraw.cli.output import Progress
@@ -154,6 +160,8 @@ def load_engine(
         return Engine.load(
             model,
             drafter=drafter,
+            drafters=_CHOICE if choice else None,
+            owners=owners,
             draft_model=draft_model,
             draft_length=length,
             corpus=_sources(corpus, corpus_size, corpus_learning),

@@ -57,6 +57,10 @@ class ChainDrafter(Drafter):
         for drafter in self.drafters:
             drafter.observe(outcomes)
 
+    def save(self) -> None:
+        for drafter in self.drafters:
+            drafter.save()
+
     def close(self) -> None:
         for drafter in self.drafters:
             drafter.close()

@@ -69,6 +69,12 @@ class Sources:
             )
         return Corpus(texts, added=added, limit=self.limit, learning=self.learning and store is not None, store=store)
 
+    def of_owner(self, owner: str) -> Sources:
+        """The owner's own kept answers alone: FILE-OWNER.corpus beside FILE.corpus. Raises CorpusError."""
+        assert self.kept is not None
+        path = self.kept.with_name(f"{self.kept.stem}-{owner}{ENDING}")
+        return Sources((str(path),), (), path, self.limit, self.learning, tuple(_check_kept(path, self.learning)))
+
 
 def gather(paths: Paths, *, limit: int = LIMIT, learning: bool = True) -> Sources:
     """Read what the paths name: UTF-8 texts, folders of them, and at most one file that ends in ENDING.

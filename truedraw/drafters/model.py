@@ -22,6 +22,7 @@ logger = logging.getLogger("truedraw")
 
 _CATCH_UP = 4  # tokens that a draft's pass may have to read besides
 _READ_AT_ONCE = 256
+_LEAST_COPIED = 16
 _LEAST_EXPECTED = 32
 
 
@@ -103,8 +104,12 @@ class ModelDrafter(Drafter):
         slots, room = self._model.runner.num_slots, self._model.runner.max_length
         if any(request.slot >= slots for request in requests):
             raise IncompatibleModels(f"the draft model has {slots} slots, fewer than the target: load it with as many")
+        for request in requests:
+            self._model.assign(request.slot, request.owner)
         drafts = [_Draft(request, self._num_drafts(request), self._width, self._drawing) for request in requests]
         self._asked = {draft.request.sequence for draft in drafts if draft.tips}
+        for request in requests:
+            self._model.adopt(request.slot, request.context[:-1], _LEAST_COPIED)
         while True:
             active = [draft for draft in drafts if draft.tips and len(draft.context) <= room]
             if not active:

@@ -9,9 +9,10 @@ the counts travel with the drafts as their q.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -248,16 +249,21 @@ class SuffixDrafter(Drafter):
 
     min_match  shorter matches propose nothing
     corpus     other texts to copy from; one that learns is given each answer when it has ended
+    kept       likewise, of each owner (DraftRequest.owner): nobody else's answers are copied from it
     """
 
     forecasts = True
 
-    def __init__(self, min_match: int = 1, *, corpus: Corpus | None = None) -> None:
+    def __init__(
+        self, min_match: int = 1, *, corpus: Corpus | None = None, kept: Mapping[str, Corpus] = MappingProxyType({})
+    ) -> None:
         if isinstance(min_match, bool) or not isinstance(min_match, int) or min_match < 1:
             raise InvalidParameter("min_match", min_match, "an integer >= 1")
         self.min_match = min_match
         self.corpus = corpus
+        self._kept = dict(kept)
         self._texts: dict[int, Text] = {}
+        self._owners: dict[int, str] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         return [self._propose(request) for request in requests]
@@ -287,9 +293,10 @@ class SuffixDrafter(Drafter):
         if text is None:
             history = History(SAMPLED if request.params.temperature > 0 else GREEDY)
             text = self._texts[request.sequence] = Text(request.prompt_length, history)
+            self._owners[request.sequence] = request.owner
         text.follow(request.context[len(text.automaton.text) :].tolist())
-        if self.corpus is not None:
-            text.borrow(self.corpus, self.min_match)
+        for corpus in self._corpora(request.owner):
+            text.borrow(corpus, self.min_match)
         if text.copy is None or max(text.copy.length, 1) < self.min_match:
             return [], [], False
         return text.survival(request.max_draft)
@@ -303,11 +310,20 @@ class SuffixDrafter(Drafter):
 
     def _forget(self, sequence: int) -> None:
         text = self._texts.pop(sequence)
-        if self.corpus is not None and self.corpus.learning:
-            self.corpus.add(text.answer)
+        for corpus in self._corpora(self._owners.pop(sequence)):
+            if corpus.learning:
+                corpus.add(text.answer)
+
+    def _corpora(self, owner: str) -> list[Corpus]:
+        """What an owner's texts may copy from, its own first."""
+        return [corpus for corpus in (self._kept.get(owner), self.corpus) if corpus is not None]
+
+    def save(self) -> None:
+        for corpus in (self.corpus, *self._kept.values()):
+            if corpus is not None:
+                corpus.close()
 
     def close(self) -> None:
         for sequence in list(self._texts):  # what was not finished
             self._forget(sequence)
-        if self.corpus is not None:
-            self.corpus.close()
+        self.save()

@@ -70,8 +70,8 @@ def _stops_only_at_the_last(sequence: Any, tokens: Any) -> Any:
     return len(tokens) - 1 + kept, reason or ("length" if len(tokens) >= sequence.num_left else None)
 
 
-def _loses_the_bonus(sequence: Any, proposal: Proposal, rows: TargetRows, path: tuple[int, ...], last: Any) -> None:
-    _commit(sequence, proposal, rows, path, None if last[1] == "bonus" else last)
+def _loses_the_bonus(sequence: Any, proposal: Proposal, rows: TargetRows, path: tuple[int, ...], last: Any, raw: Any) -> None:
+    _commit(sequence, proposal, rows, path, None if last[1] == "bonus" else last, raw)
 
 
 def _bias_on_the_first_row_only(sequence: Any, proposal: Proposal, nodes: Sequence[int], rows: Any) -> TargetRows:
@@ -126,8 +126,9 @@ def _rows_of_the_neighbour(ready: Any, proposals: Any, *others: Any) -> Any:
     return rows if empty is None or len(rows) < 2 else [*rows[1:], rows[0]]
 
 
-def _record_of_the_row_behind(token: int, origin: Any, row: Probs, q: Any, num_top: int) -> Any:
-    return _record(token, origin, np.roll(row, 1), q, num_top)
+def _record_of_the_row_behind(token: int, origin: Any, rows: TargetRows, index: int, q: Any, num_top: int) -> Any:
+    shifted = TargetRows(len(rows), lambda i: np.roll(rows[i], 1))
+    return _record(token, origin, shifted, index, q, num_top)
 
 
 def _bonus_counted_as_accepted(self: ActiveSequence) -> Stats:

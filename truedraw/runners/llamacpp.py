@@ -132,7 +132,9 @@ class LlamaCppRunner:
             raise InvalidParameter("context", context, f"at most the {trained} tokens that {path.name} was trained for")
         self.max_length = context or min(trained, DEFAULT_CONTEXT)
         self.num_slots = num_slots
-        self.can_rollback = not (llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model))
+        self.can_rollback = self.can_copy = not (
+            llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model)
+        )
         self.tokenizer = LlamaTokenizer(vocab, self._model)
         self._on_close.append(self.tokenizer.close)
         self.vocab_size = self.tokenizer.vocab_size
@@ -146,6 +148,7 @@ class LlamaCppRunner:
         if not self._context:
             self.close()
             raise ModelFileError(f"{path} gives no context of {num_slots} x {self.max_length} tokens: {_complaint()}")
+        self._one_stream = kv_unified
         self._memory = llama.llama_get_memory(self._context)
         self._lengths = [0] * num_slots
         self._batch = _Batch(self.max_pass_size)
@@ -212,6 +215,18 @@ class LlamaCppRunner:
         if not llama.llama_memory_seq_rm(self._memory, slot, length, -1):
             raise RollbackUnsupported(f"slot {slot} cannot be cut to {length} tokens: this model forgets everything or nothing")
         self._lengths[slot] = length
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See ModelRunner. In a unified cache both slots then share the cells; a stream is copied as it stands."""
+        self._refuse_if_closed()
+        if length > self._lengths[source]:
+            raise RunnerError(f"a copy of {length} tokens of slot {source}: it holds {self._lengths[source]}")
+        if not self.can_copy:
+            raise RollbackUnsupported(f"slot {target} cannot take over what slot {source} holds: this model keeps a state")
+        self.rollback(target, 0)
+        llama.llama_memory_seq_cp(self._memory, source, target, 0, length if self._one_stream else -1)
+        self._lengths[target] = length if self._one_stream else self._lengths[source]
+        self.rollback(target, length)
 
     def set_threads(self, small: int, large: int) -> None:
         """See Threaded. What the cache holds stays."""

@@ -47,7 +47,7 @@ class ToyRunner:
         self.max_length = max_length
         self.max_pass_size = max_pass_size
         self.max_rows = max_pass_size
-        self.can_rollback = can_rollback
+        self.can_rollback = self.can_copy = can_rollback
         self.num_passes = 0
         self.num_fed = 0
         self._cells: list[list[tuple[int, ...]]] = [[] for _ in range(num_slots)]  # each cell: the text up to it
@@ -93,6 +93,14 @@ class ToyRunner:
         del cells[length:]
         if cells and len(cells[-1]) != length:
             raise RunnerError(f"rollback of slot {slot} to {length} tokens ends inside a tree")
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        cells = self._cells[source]
+        if not self.can_copy:
+            raise RollbackUnsupported(f"slot {target} cannot take over what slot {source} holds")
+        if length > len(cells) or length < 0:
+            raise RunnerError(f"a copy of {length} tokens of slot {source}: it holds {len(cells)}")
+        self._cells[target] = cells[:length]
 
     def close(self) -> None:
         self._cells = [[] for _ in range(self.num_slots)]
