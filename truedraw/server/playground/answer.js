@@ -43,7 +43,7 @@ export class Answer {
     const { summary } = this.meter;
     const { speed, ratio } = this.meter.speeds({ now: false });
     const parts = [
-      note ?? (this.finish === "length" ? "cut at the most tokens allowed" : null),
+      note ?? (this.finish === "length" ? "cut at max tokens" : null),
       summary && (this.meter.proposed ? `${summary.drafter}, rule ${summary.rule}` : "nothing drafted"),
       this.meter.steps.length ? `${format.plural(this.meter.tokens, "token")} in ${format.plural(this.meter.steps.length, "step")}` : null,
       speed === null ? null : format.speed(speed),

@@ -39,7 +39,7 @@ export class Comparison {
     this.node.classList.add(at === null ? "same" : "different");
     if (at !== null) for (const answer of [this.drafted, this.plain]) answer.view.mark(at);
     const speeds = [this.drafted, this.plain].map((answer) => answer.meter.speeds({ now: false }).speed);
-    const ratio = speeds.every(Boolean) ? ` ${format.ratio(speeds[0] / speeds[1])} as fast, measured.` : "";
+    const ratio = speeds.every(Boolean) ? ` With drafts ${format.ratio(speeds[0] / speeds[1])} as fast as without, measured.` : "";
     const same = at === null ? "The same text, token for token." : `Differs from token ${at + 1} on, marked in both.`;
     this.verdict.replaceChildren(el("strong", { text: same }), ratio);
     const fastest = Math.max(...speeds);

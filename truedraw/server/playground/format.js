@@ -9,7 +9,7 @@ export function probability(value) {
 
 export const percent = (value) => `${(100 * value).toFixed(value > 0 && value < 0.0995 ? 1 : 0)} %`;
 
-export const speed = (tokensPerSecond) => `${tokensPerSecond.toFixed(tokensPerSecond < 99.5 ? 1 : 0)} tok/s`;
+export const speed = (perSecond) => `${perSecond < 99.5 ? perSecond.toFixed(1) : Math.round(perSecond).toLocaleString("en")} tok/s`;
 
 export const ratio = (value) => `${value.toFixed(2)}×`;
 
@@ -24,7 +24,7 @@ export function visible(text, bytes = []) {
     .replaceAll(" ", "␣")
     .replaceAll("\n", "⏎")
     .replaceAll("\t", "⇥")
-    .replace(/[\u0000-\u001f]/g, (sign) => String.fromCharCode(0x2400 + sign.charCodeAt(0)));
+    .replace(/[\u0000-\u001f\u007f]/g, (sign) => `\\x${sign.charCodeAt(0).toString(16).padStart(2, "0")}`);
 }
 
 export const ORIGINS = {
