@@ -43,11 +43,13 @@ def browser():
 
 @pytest.fixture
 def open_page(browser, server_url):
-    """open_page(size, theme): the page, ready to be asked. In the end nothing may have gone wrong in it but what `allowed` names."""
+    """open_page(size, theme): the page, ready to be asked. Nothing may go wrong in it but what its `allowed` names."""
     contexts, faults = [], []
 
     def get(size="desktop", theme="light", path="", ready=True):
-        context = browser.new_context(viewport=SIZES[size], color_scheme=theme, has_touch=size == "phone", reduced_motion="reduce")
+        context = browser.new_context(
+            viewport=SIZES[size], color_scheme=theme, has_touch=size == "phone", reduced_motion="reduce"
+        )
         contexts.append(context)
         page = context.new_page()
         page.allowed = ()
@@ -89,7 +91,16 @@ def ask_and_wait(page, prompt="the cat sat on"):
 def token(text, origin="draft", data=None, **more):
     data = list(text.encode()) if data is None else list(data)
     top = [{"id": 7, "text": text, "p": 0.4}, {"id": 8, "text": " other", "p": 0.3}]
-    return {"id": 7, "text": text, "bytes": data, "origin": origin, "p": 0.4, "q": 0.8 if origin == "draft" else None, "top": top, **more}
+    return {
+        "id": 7,
+        "text": text,
+        "bytes": data,
+        "origin": origin,
+        "p": 0.4,
+        "q": 0.8 if origin == "draft" else None,
+        "top": top,
+        **more,
+    }
 
 
 SUMMARY = {
@@ -129,6 +140,16 @@ def instead(page, body="", status=200, headers=None):
     page.unroute("**/completions")
     page.route("**/completions", fulfil)
     return asked
+
+
+def with_facts(page, server_url, **facts):
+    """Loads the page again, with other facts of the model told."""
+    models = page.request.get(server_url + "v1/models").json()
+    models["data"][0]["truedraw"].update(facts)
+    page.unroute("**/v1/models")
+    page.route("**/v1/models", lambda route: route.fulfill(json=models))
+    page.reload()
+    expect(page.locator("#examples button").first).to_be_attached()
 
 
 def error_body(message):
@@ -225,8 +246,11 @@ def test_text_of_the_model_and_the_reader_is_inert(open_page):
     assert page.locator("main img, main script").count() == 0 and page.title() == "truedraw playground"
 
 
-def test_settings_and_earlier_turns_are_sent(open_page):
+@pytest.mark.parametrize("chat", [True, False], ids=["chat", "plain text"])
+def test_settings_and_earlier_turns_are_sent(open_page, server_url, chat):
     page = open_page()
+    with_facts(page, server_url, chat=chat)
+    assert ("no chat template" in page.locator("#composer-hint").inner_text()) is not chat
     asked = instead(page, answer([token("one", "plain")]))
     page.get_by_label("Temperature, slider").focus()
     page.keyboard.press("Home")
@@ -239,8 +263,9 @@ def test_settings_and_earlier_turns_are_sent(open_page):
     assert asked[0]["temperature"] == 0 and asked[0]["seed"] == 5 and asked[0]["max_tokens"] == 9
     assert asked[0]["speculation"].items() >= {"max_draft": 3, "trace": True, "alternatives": 5}.items()
     assert asked[1]["speculation"] == {"off": True, "trace": True, "alternatives": 5}
-    if "messages" in asked[1]:
-        assert [message["content"] for message in asked[1]["messages"]] == ["first", "one", "second"]
+    if chat:
+        turns = [(message["role"], message["content"]) for message in asked[1]["messages"]]
+        assert turns == [("user", "first"), ("assistant", "one"), ("user", "second")]
     else:
         assert asked[1]["prompt"] == "firstone\nsecond"
     page.get_by_label("Max tokens").fill("0")
@@ -281,14 +306,10 @@ def test_stop_keeps_what_has_come(open_page):
 
 def test_a_lossy_rule_is_offered_only_where_the_server_allows_it_and_its_drift_is_told(open_page, server_url):
     page = open_page()
-    models = page.request.get(server_url + "v1/models").json()
-    models["data"][0]["truedraw"]["lossy_rules"] = []
-    page.route("**/v1/models", lambda route: route.fulfill(json=models))
-    page.reload()
+    with_facts(page, server_url, lossy_rules=[])
     expect(page.locator("#rule option", has_text="coupled")).to_be_attached()
     assert page.locator("#rule option", has_text="lossy").count() == 0
-    models["data"][0]["truedraw"]["lossy_rules"] = ["typical"]
-    page.reload()
+    with_facts(page, server_url, lossy_rules=["typical"])
     page.get_by_label("Rule").select_option("typical")
     expect(page.locator("#rule-note")).to_contain_text("no longer have exactly the model's law")
     instead(page, answer([token("one")], drift={"total_variation": 0.5, "kl_divergence": 0.08, "bound": 0.2}))
@@ -298,10 +319,7 @@ def test_a_lossy_rule_is_offered_only_where_the_server_allows_it_and_its_drift_i
 
 def test_a_server_that_hides_its_pace_is_asked_for_whole_answers(open_page, server_url):
     page = open_page()
-    models = page.request.get(server_url + "v1/models").json()
-    models["data"][0]["truedraw"]["steady_stream"] = True
-    page.route("**/v1/models", lambda route: route.fulfill(json=models))
-    page.reload()
+    with_facts(page, server_url, steady_stream=True)
     expect(page.locator("#composer-hint")).to_contain_text("come whole")
     tokens = [token("one"), token(" two", "residual"), token(" three", "plain")]
     counts = {"proposed": 2, "accepted": 1, "emitted": 2, "seconds": 0.1, "estimated_plain_seconds": None}
@@ -477,6 +495,9 @@ def test_the_number_of_tokens_changes(open_page):
         page.get_by_label("Tokens", exact=True).select_option(size)
         assert page.locator(".identity tbody tr").count() == int(size)
         assert page.get_by_role("slider").count() == 2 * int(size)
+        for column in ("2", "3"):
+            row = page.locator(f".identity tbody tr > :nth-child({column})").all_inner_texts()
+            assert abs(sum(map(float, row)) - 1) < 0.005, row
 
 
 # ---------------------------------------------------------------- the page as a whole

@@ -21,12 +21,14 @@ def take(url: str, prompt: str = PROMPT, folder: Path = HERE) -> None:
             page = context.new_page()
             page.goto(url)
             page.locator("#examples button").first.wait_for()
-            page.get_by_label("Seed").fill("7") if size == "desktop" else None
             page.fill("#prompt", prompt)
             page.press("#prompt", "Enter")
             page.locator(".caption:not(:empty)").wait_for(timeout=120_000)
             token = page.locator(".token[data-origin=draft]").nth(12)
-            token.click() if size == "phone" else token.hover()
+            if size == "phone":
+                token.click()
+            else:
+                token.hover()
             page.wait_for_timeout(300)
             page.screenshot(path=folder / f"playground-{size}.png")
             if size == "desktop":

@@ -35,8 +35,8 @@ export class MassPicture {
       el(
         "dl",
         { class: "figures" },
-        el("div", {}, el("dt", { text: "Chance of acceptance, sum of min(p, q)" }), this.alpha),
-        el("div", {}, el("dt", { text: "Total variation, 1 minus that" }), this.variation),
+        el("div", {}, el("dt", { text: "Chance of acceptance α, the sum of min(p, q)" }), this.alpha),
+        el("div", {}, el("dt", { text: "Total variation, 1 - α" }), this.variation),
       ),
       this.note,
     );
