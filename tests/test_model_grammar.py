@@ -37,13 +37,12 @@ def only(engine, params, constraint, **options):
     return engine.generate([CHAT], params, constraint=constraint, **options)[0]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("drafter", ["suffix", "random", "ngram"])
+@pytest.mark.parametrize(("drafter", "temperature"), [("suffix", 0.0), ("suffix", 1.0), ("random", 1.0), ("ngram", 0.0)])
 def test_texts_are_valid_and_those_without_drafts(drafter, temperature):
     """Below 256 cached tokens the rows do not depend on the pass."""
     with Engine.load("smollm2", drafter=drafter, draft_length=4) as engine:
         grammars = Grammars(engine.model.tokenizer, engine.model.runner.vocab_size)
-        for schema in (CITY, EITHER, {"type": "object"}):
+        for schema in (CITY, EITHER):
             constraint, params = grammars.json_schema(schema), replace(PARAMS, temperature=temperature)
             drafted = only(engine, params, constraint)
             assert drafted.tokens == only(engine, params, constraint, max_draft=0).tokens
