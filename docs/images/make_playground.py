@@ -10,7 +10,7 @@ sys.path.insert(0, str(HERE.parent.parent / "tests"))
 
 from browsing import SIZES, chromium  # noqa: E402  # found by the line above
 
-PROMPT = "Write this list out three times: red, green, blue."
+PROMPT = "Copy this, word for word: red, green, blue, red, green, blue, red, green, blue, red, green, blue, red, green, blue."
 
 
 def take(url: str, prompt: str = PROMPT, folder: Path = HERE) -> None:
@@ -24,7 +24,7 @@ def take(url: str, prompt: str = PROMPT, folder: Path = HERE) -> None:
             page.fill("#prompt", prompt)
             page.press("#prompt", "Enter")
             page.locator(".caption:not(:empty)").wait_for(timeout=120_000)
-            token = page.locator(".token[data-origin=draft]").nth(12)
+            token = page.locator(".token[data-origin=draft]").nth(4)
             if size == "phone":
                 token.click()
             else:
