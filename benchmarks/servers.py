@@ -81,6 +81,14 @@ async def measured(url: str, *, off: bool) -> list[Figures]:
     return told
 
 
+def tell(number: int, label: str, figures: Figures) -> None:
+    print(
+        f"round {number + 1}  {label:26} {figures.concurrency:3} clients  {figures.tokens_per_second:7.1f} tokens/s  "
+        f"first token {figures.first_token_ms.p50:7.0f} ms  failed {figures.failed}",
+        flush=True,
+    )
+
+
 def main() -> None:
     llama_server, rounds = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 2
     model = gguf.locate("smollm2", llamacpp.quantise, print)
@@ -95,8 +103,7 @@ def main() -> None:
                     label = f"{name}, plain" if off else name
                     for figures in asyncio.run(measured(url, off=off)):
                         speeds.setdefault((label, figures.concurrency), []).append(figures.tokens_per_second or 0.0)
-                        print(f"round {number + 1}  {label:26} {figures.concurrency:3} clients  {figures.tokens_per_second:7.1f} tokens/s"
-                              f"  first token {figures.first_token_ms.p50:7.0f} ms  failed {figures.failed}", flush=True)  # fmt: skip
+                        tell(number, label, figures)
     print()
     labels = list(dict.fromkeys(label for label, _ in speeds))
     for label in labels:

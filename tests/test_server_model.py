@@ -137,3 +137,20 @@ def test_a_killed_server_is_back_soon_and_nothing_is_broken(tmp_path):
     first.close()
     print(f"back after {min(seconds):.2f} s")
     assert min(seconds) < 3
+
+
+def test_the_clients_of_the_docs_run_as_pasted(server):
+    import re
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    page = (Path(__file__).parent.parent / "docs" / "server.md").read_text().replace("http://127.0.0.1:8000", server.url)
+    (script,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "from openai" in block]
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and len(result.stdout) > 20, result.stderr
+    (body,) = re.findall(r"-d '(\{.*?\})'", page, re.DOTALL)
+    answer = httpx.post(
+        f"{server.url}/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}, timeout=60
+    )
+    assert answer.json()["choices"][0]["message"]["content"]

@@ -70,7 +70,11 @@ def serve(
     ] = False,
     steady_stream: Annotated[
         bool,
-        _option(_PRIVACY, "Stream at an even pace and size: who watches the line learns nothing of the text.", "--steady-stream"),
+        _option(
+            _PRIVACY,
+            "Stream at an even pace and size: who watches the line sees how long it took, and no more.",
+            "--steady-stream",
+        ),
     ] = False,
 ) -> int:
     """Serve a model to any OpenAI client, with a playground for people."""
