@@ -1,6 +1,7 @@
 """Every field has its effect, or has none by its nature, or is refused by name."""
 
 import pytest
+from pydantic import ValidationError
 from wire import CHAT, COMPLETIONS, error_of, in_thread, is_well
 
 from truedraw.runners.toy import ToyRunner, toy_language
@@ -277,6 +278,29 @@ def test_what_changes_nothing_or_is_only_extreme_is_accepted(client, path, name,
 def test_seeds_of_64_bits_are_taken_with_either_sign(client, seed):
     texts = [ask(client, COMPLETIONS, seed=given, max_tokens=20).json()["choices"][0]["text"] for given in (seed, seed % 2**64)]
     assert texts[0] == texts[1]
+
+
+MANY = {
+    "prompt": [None, -1, [], [-1], [[-1]]],
+    "stop": [None],
+    "stop_token_ids": [None, -1],
+    "messages": [None, {}, {"role": "x"}],
+}
+
+
+@pytest.mark.parametrize(("name", "wrong"), [(name, wrong) for name, values in MANY.items() for wrong in values], ids=str)
+def test_a_thousand_wrong_elements_make_few_errors(name, wrong):
+    """Each costs a kilobyte: four megabytes of body could be made to cost four gigabytes."""
+    kind = ChatRequest if name == "messages" else CompletionRequest
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate({"prompt": "x"} | {name: [wrong] * 1000})
+    assert caught.value.error_count() < 10
+
+
+def test_a_message_of_a_thousand_wrong_parts_makes_few_errors():
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({"messages": [{"role": "user", "content": [{}] * 1000}]})
+    assert caught.value.error_count() < 10
 
 
 @pytest.mark.parametrize("path", BOTH)

@@ -123,12 +123,14 @@ class ChatBytes(ByteTokenizer):
 
 
 @contextlib.contextmanager
-def in_thread(next_logits=None, *, runner=None, slots=2, drafter=None, http=Connection, **settings):
+def in_thread(next_logits=None, *, runner=None, slots=2, drafter=None, draft_length=0, http=Connection, **settings):
     """A server in a thread, over a toy of one's own; a client of it."""
     tokenizer = ChatBytes()
     runner = runner or ToyRunner(next_logits or toy_language(), tokenizer.vocab_size, num_slots=slots)
     model = Model("toy", runner, tokenizer)
-    app = create_app(Engine(model, drafter, FixedLength(0)), Settings(name="toy", **settings), Formats(model).constraint)
+    app = create_app(
+        Engine(model, drafter, FixedLength(draft_length)), Settings(name="toy", **settings), Formats(model).constraint
+    )
     with listen("127.0.0.1", 0) as sock:
         server = Server(app, grace=0.2, say=lambda message: None, http=http)
         port, loops = sock.getsockname()[1], []

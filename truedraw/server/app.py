@@ -73,14 +73,17 @@ def create_app(engine: Engine, settings: Settings, grammars: Callable[[ResponseF
         return {"requestBody": {"required": True, "content": content}}
 
     definitions: dict[str, Any] = {}
-    failures = errors(400, 401, 404, 408, 413, 415, 421, 429)
+    either: dict[int | str, dict[str, Any]] = {
+        200: {"description": "The answer, or with stream its events.", "content": {"text/event-stream": {}}}
+    }
+    told = either | errors(400, 401, 404, 408, 413, 415, 421, 429, 500, 503, 504)
 
-    @app.post("/v1/chat/completions", responses=failures, openapi_extra=takes(ChatRequest), response_class=JSONResponse)
+    @app.post("/v1/chat/completions", responses=told, openapi_extra=takes(ChatRequest), response_class=JSONResponse)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         return await answered(request, "chat", lambda owner: service.completion(request, owner, ChatRequest))
 
-    @app.post("/v1/completions", responses=failures, openapi_extra=takes(CompletionRequest), response_class=JSONResponse)
+    @app.post("/v1/completions", responses=told, openapi_extra=takes(CompletionRequest), response_class=JSONResponse)
     async def completions(request: Request) -> Response:
         """Continue a text."""
         return await answered(request, "completions", lambda owner: service.completion(request, owner, CompletionRequest))
@@ -116,7 +119,9 @@ def create_app(engine: Engine, settings: Settings, grammars: Callable[[ResponseF
 
         return await answered(request, "health", handler, open_=True)
 
-    @app.get("/metrics", responses=errors(401, 421), response_class=Response)
+    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
+
+    @app.get("/metrics", responses=text | errors(401, 421), response_class=Response)
     async def metrics(request: Request) -> Response:
         """For Prometheus."""
 
@@ -166,6 +171,9 @@ _ERRORS = {
     415: "The body is no JSON.",
     421: "The server does not answer for this host.",
     429: "The queue is full.",
+    500: "The request failed.",
+    503: "The server is shutting down.",
+    504: "The request took longer than it may.",
 }
 
 
