@@ -85,6 +85,15 @@ def test_what_leaves_no_token_is_the_mistake_of_who_asked(client):
     assert is_well(client)
 
 
+def test_a_grammar_that_grows_beyond_its_bounds_is_the_mistake_of_who_asked(client):
+    alone = client.post(COMPLETIONS, json=GOOD).json()["choices"][0]["text"]
+    format = {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "(a*)*" * 500}}}
+    answer, chunks, done = beside(client, {"prompt": "the", "response_format": format}, GOOD)
+    assert answer.status_code == 400 and error_of(answer)["param"] == "response_format"
+    assert done and "".join(chunk["choices"][0]["text"] for chunk in chunks) == alone
+    assert is_well(client)
+
+
 @pytest.mark.parametrize(("mark", "code", "word"), [("R", "RunnerError", "device is gone"), ("B", "KeyError", "an error inside")])
 def test_a_pass_that_fails_ends_its_requests_and_nothing_else(client, mark, code, word):
     answer, chunks, done = beside(client, {"prompt": f"secret{mark}", "max_tokens": 5}, {**GOOD, "max_tokens": 4000})

@@ -208,11 +208,12 @@ def test_a_head_that_trickles_ends_all_the_same(hasty):
     with connect(hasty.port) as client:
         client.sendall(post(GOOD))
         assert client.recv(2**16)
+        client.sendall(b"GET / HTTP/1.1\r\nx: ")
         client.settimeout(0.05)
 
         def ended():
             try:
-                client.sendall(b"G")
+                client.sendall(b"a")
                 return client.recv(100) == b""
             except TimeoutError:
                 return False

@@ -120,8 +120,8 @@ class Asked:
                 "step": traced_step(step),
                 "tokens": traced_tokens(step.records, self.texts, self.trace),
             }
-        prompt_ids = self._prompt_ids() if first and not self.chat else {}
-        return {**self._envelope(chunk=True), "choices": [choice], **prompt_ids}
+        own = {"prompt_token_ids": list(self.prompts[place])} if self.token_ids and first and not self.chat else {}
+        return {**self._envelope(chunk=True), "choices": [choice], **own}
 
     def closing(self, last: dict[str, Any]) -> list[dict[str, Any]]:
         """The last chunk, with the statistics, and the usage if it was asked for."""

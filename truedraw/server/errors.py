@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from truedraw.errors import InvalidParameter, NoTokenLeft, PromptError, TemplateError, TruedrawError, UsageError
+from truedraw.errors import ConstraintError, InvalidParameter, NoTokenLeft, PromptError, TemplateError, TruedrawError, UsageError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -94,6 +94,8 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(400, str(error))
         case RecursionError():
             return ApiError(400, "the request is nested too deeply")
+        case ConstraintError():  # constraints are made from what the request holds
+            return ApiError(400, f"response_format: {error}", param="response_format")
         case NoTokenLeft():
             return ApiError(400, str(error), code="no_token_left")
         case Busy():
