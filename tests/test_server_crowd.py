@@ -104,12 +104,16 @@ def is_well_beside(client):
     return len(text_of(client, max_tokens=5)) > 0
 
 
-class Strict(Connection):
-    stall_seconds = idle_seconds = 0.5
+class Narrow(Connection):
+    """Of what is sent the system holds little."""
 
     def connection_made(self, transport):
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the system holds little
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         super().connection_made(transport)
+
+
+class Strict(Narrow):
+    stall_seconds = idle_seconds = 0.5
 
 
 def test_who_does_not_read_is_cut_off_and_costs_no_memory():
@@ -142,6 +146,16 @@ def test_what_was_sent_and_is_not_read_does_not_keep_the_connection():
                 until(lambda: number(client, 'responses_total{endpoint="completions",status="200"}'))
                 until(lambda: len(client.server.server_state.connections) == 1)
         assert is_well(client)
+
+
+def test_the_end_does_not_wait_for_who_does_not_read(caplog):
+    asked = {"prompt": [[65] * 4000] * 64, "max_tokens": 0, "stream": True, "return_token_ids": True}
+    with in_thread(max_queue=80, http=Narrow) as client:
+        deaf = connect(client.port, receive_buffer=1024)
+        deaf.sendall(post(asked))
+        until(lambda: any(each.flow.write_paused for each in list(client.server.server_state.connections) if each.flow))
+    with deaf:
+        assert not [record for record in caplog.records if record.name == "uvicorn.error"]
 
 
 def all_at_once(port, number, body, **headers):

@@ -104,17 +104,37 @@ def test_a_pass_that_fails_ends_its_requests_and_nothing_else(client, mark, code
     assert is_well(client)
 
 
-def test_a_drafter_that_fails_when_told_of_an_end_leaves_nobody_waiting(client):
-    class Forgetful(NoDrafter):
-        def observe(self, outcomes):
-            if any(outcome.finished for outcome in outcomes):
-                raise RuntimeError("forgotten")
+class Forgetful(NoDrafter):
+    """Fails when it is told of an end that is `of_a_kind`."""
 
-    with in_thread(drafter=Forgetful()) as client:
+    def __init__(self, of_a_kind):
+        self._of_a_kind = of_a_kind
+
+    def observe(self, outcomes):
+        if any(outcome.finished and self._of_a_kind(outcome) for outcome in outcomes):
+            raise RuntimeError("forgotten")
+
+
+def test_a_drafter_that_fails_when_told_of_an_end_leaves_nobody_waiting():
+    with in_thread(drafter=Forgetful(lambda outcome: outcome.verdict is not None)) as client:
         found = [client.post(COMPLETIONS, json={**GOOD, "n": 2, "stream": stream}) for stream in (False, True)]
         assert found[0].status_code == 500 and '"error"' in found[1].text
         until(lambda: nothing_open(client))
         assert client.service.worker.num_open == 0
+
+
+def test_a_drafter_that_fails_when_told_of_who_left_disturbs_nobody():
+    with in_thread(drafter=Forgetful(lambda outcome: outcome.verdict is None), slots=2) as client:
+        alone = client.post(COMPLETIONS, json=GOOD).json()["choices"][0]["text"]
+        with client.stream("POST", COMPLETIONS, json={**GOOD, "max_tokens": 500, "stream": True}) as neighbour:
+            lines = neighbour.iter_lines()
+            first = next(lines)
+            with connect(client.port) as leaving:
+                leaving.sendall(post({**GOOD, "max_tokens": 4000}))
+                until(lambda: number(client, "choices_running") == 2)
+            chunks, done = events([first, *lines])
+        assert done and "".join(chunk["choices"][0]["text"] for chunk in chunks).startswith(alone)
+        assert is_well(client)
 
 
 # ---------------------------------------------------------------- the end
