@@ -29,7 +29,7 @@ from truedraw.runners import gguf, llamacpp
 
 CLIENTS = (1, 4, 16)
 SLOTS, CONTEXT = 16, 1024
-SECONDS = 20.0
+SECONDS = 12.0
 
 
 def commands(model: Path, llama_server: str, port: int) -> dict[str, list[str]]:
@@ -72,7 +72,7 @@ def running(command: list[str], port: int) -> Iterator[str]:
 async def measured(url: str, *, off: bool) -> list[Figures]:
     told = []
     async with Client(url, {}, connections=max(CLIENTS), timeout=300) as client:
-        load = Load(shipped(), (await client.models())[0], requests=10_000, seconds=SECONDS, max_tokens=128)
+        load = Load(shipped(), (await client.models())[0], requests=10_000, seconds=SECONDS, max_tokens=64)
         sample = await warm_up(client, load, off=off)
         for concurrency in CLIENTS:
             run = Run(concurrency, off)

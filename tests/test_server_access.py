@@ -5,7 +5,7 @@ import sys
 import httpx
 import pytest
 from serving import serving
-from wire import CHAT, COMPLETIONS, PATIENCE, error_of, in_thread, is_well
+from wire import CHAT, COMPLETIONS, PATIENCE, error_of, in_thread, is_well, until
 
 from truedraw.cli.main import run
 from truedraw.server.access import LOOPBACK, Keys
@@ -21,7 +21,9 @@ def server(tmp_path_factory):
     """One key in a file, with a comment and empty lines; one in the environment."""
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"# the first\n\n  {ONE}  \n")
-    with serving("--api-key-file", str(keys), "--cors-origin", "https://one.example", env={"TRUEDRAW_API_KEY": TWO}) as server:
+    with serving(
+        "--api-key-file", str(keys), "--cors-origin", "https://one.example", "--access-log", env={"TRUEDRAW_API_KEY": TWO}
+    ) as server:
         yield server
 
 
@@ -60,6 +62,14 @@ def test_health_and_pages_need_no_key(client):
     assert client.get("/health").json() == {"status": "ok"}
     for path in ("/", "/docs", "/openapi.json"):
         assert client.get(path).status_code == 200
+
+
+def test_the_access_log_has_a_line_for_each_answer_and_no_key(server, client):
+    before = server.lines.count("\n")
+    assert client.get("/v1/models", headers={"authorization": f"Bearer {ONE}"}).status_code == 200
+    lines = until(lambda: server.lines.splitlines()[before:])
+    assert len(lines) == 1 and '"GET /v1/models HTTP/1.1" 200' in lines[0]
+    assert ONE not in server.lines and TWO not in server.lines
 
 
 def test_the_key_is_looked_at_before_the_body(client):

@@ -116,6 +116,11 @@ class Strict(Narrow):
     stall_seconds = idle_seconds = 0.5
 
 
+def unsent(client):
+    """Bytes that the server holds for clients that do not take them."""
+    return sum(each.transport.get_write_buffer_size() for each in list(client.server.server_state.connections))
+
+
 def test_who_does_not_read_is_cut_off_and_costs_no_memory():
     """An answer of many MB, of which the client takes nothing: little of it is ever made."""
     prompts = [[65] * 4000] * 64
@@ -127,13 +132,13 @@ def test_who_does_not_read_is_cut_off_and_costs_no_memory():
             waiting = []
 
             def cut():
-                waiting.extend(each.transport.get_write_buffer_size() for each in list(client.server.server_state.connections))
+                waiting.append(unsent(client))
                 return client.service.worker.num_open == 0
 
             until(cut)
             assert 0 < max(waiting) < 2**18
+            until(lambda: not unsent(client))
         assert is_well(client)
-        until(lambda: len(client.server.server_state.connections) == 1)
 
 
 def test_what_was_sent_and_is_not_read_does_not_keep_the_connection():
@@ -143,8 +148,8 @@ def test_what_was_sent_and_is_not_read_does_not_keep_the_connection():
         for connection in ("close", "keep-alive"):
             with connect(client.port, receive_buffer=1024) as deaf:
                 deaf.sendall(post(asked, connection=connection))
-                until(lambda: number(client, 'responses_total{endpoint="completions",status="200"}'))
-                until(lambda: len(client.server.server_state.connections) == 1)
+                until(lambda: unsent(client))
+                until(lambda: not unsent(client))
         assert is_well(client)
 
 
@@ -179,6 +184,21 @@ def test_too_many_at_once_are_told_to_come_again(client):
         else:
             assert answer.json()["usage"]["completion_tokens"] == 20
     assert number(client, "requests_refused_total") >= counts[429]
+    assert is_well(client)
+
+
+def test_as_many_wait_as_was_said_and_a_place_that_is_left_is_free_again(client):
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(connect(client.port)) for _ in range(10)]
+        for each in held:
+            each.sendall(post({**LONG, "stream": True}))
+        until(lambda: number(client, "choices_waiting") == 8)
+        assert client.post(COMPLETIONS, json=SHORT).status_code == 429
+        held[-1].close()
+        until(lambda: number(client, "choices_waiting") == 7)
+        assert client.post(COMPLETIONS, json={**SHORT, "n": 2}).status_code == 429
+        stack.enter_context(connect(client.port)).sendall(post({**LONG, "stream": True}))
+        until(lambda: number(client, "choices_waiting") == 8)
     assert is_well(client)
 
 

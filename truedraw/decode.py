@@ -85,18 +85,24 @@ def step(
         if not sequence.num_steps and sequence.prompt_logprobs is None:
             sequence.num_copied += target.adopt(sequence.slot, sequence.context.array[:-1], LEAST_COPIED)
     loading = [sequence for sequence in batch if _num_missing(sequence, target) > 0]
-    ready = [sequence for sequence in batch if sequence not in loading]
+    readers = _first_readers(loading, target)
+    ending, room = _ending(readers, target)
+    ready = [sequence for sequence in batch if sequence not in loading or sequence in ending]
     for sequence in ready:
         if sequence.ready_at is None:
             sequence.ready_at = started
     states = tuple(sequence.state for sequence in ready)
-    plain = policy.plain_seconds(states) if ready else None
 
     proposals = propose(ready, states, target, drafter, policy)
     drafted = clock()
     fed = [_fed(proposal, sequence, target) for proposal, sequence in zip(proposals, ready, strict=True)]
-    rows = score(ready, proposals, fed, _first_readers(loading, target), target, drafter.hidden)
+    still = [sequence for sequence in readers if sequence not in ending]
+    rows, num_read = score(ready, proposals, fed, still, room, target, drafter.hidden)
     scored = clock()
+    num_read += PREFILL_CHUNK - room
+    plain, drafting = policy.pass_seconds(states, 0), policy.pass_seconds(states, sum(map(len, fed)))
+    # what reading prompts took, plain decoding would have spent as well
+    reading = max(0.0, scored - drafted - drafting) if drafting is not None and num_read else 0.0
 
     reports, outcomes = [], []
     for sequence in loading:
@@ -122,8 +128,11 @@ def step(
         outcomes.append(Outcome(sequence.id, sequence.slot, emitted, proposal, verdict, row.hidden, finished, told))
         num_accepted = sequence.origins[length - sequence.prompt_length :].count("draft")
         # a plain step looks at one row for each token too, and so takes as long to verify what was emitted
-        estimate = None if plain is None else len(emitted) * plain + clock() - scored
-        sequence.plain_seconds = None if estimate is None else (sequence.plain_seconds or 0.0) + estimate
+        estimate = None if plain is None else len(emitted) * plain + reading + clock() - scored
+        if sequence in ending:
+            sequence.ready_at, sequence.num_with_prompt = clock(), len(emitted)
+        elif estimate is not None:
+            sequence.plain_seconds = (sequence.plain_seconds or 0.0) + estimate
         reports.append(StepReport(sequence, len(proposal), num_accepted, len(emitted), clock() - started, estimate))
     drafter.observe(outcomes)
     ended = clock()
@@ -142,6 +151,7 @@ def step(
         num_proposed=tuple(report.num_proposed for report in made),
         num_accepted=tuple(report.num_accepted for report in made),
         tested=tuple(outcome.tested for outcome in outcomes),
+        num_read=num_read,
     )
     policy.observe(timing)
     return reports, timing
@@ -154,6 +164,17 @@ def _num_missing(sequence: ActiveSequence, target: CachedModel) -> int:
         return 0
     before_pending = sequence.context.array[:-1]
     return len(before_pending) - target.num_cached(sequence.slot, before_pending)
+
+
+def _ending(readers: Sequence[ActiveSequence], target: CachedModel) -> tuple[list[ActiveSequence], int]:
+    """Those whose prompt ends in this pass: their first step is made in it too. And what room is left for others' prompts."""
+    ending, room = [], PREFILL_CHUNK
+    for sequence in readers:
+        missing = _num_missing(sequence, target)
+        if missing <= room and sequence.prompt_logprobs is None:
+            ending.append(sequence)
+            room -= missing
+    return ending, room
 
 
 def _first_readers(loading: Sequence[ActiveSequence], target: CachedModel) -> list[ActiveSequence]:
@@ -271,11 +292,13 @@ def score(
     proposals: Sequence[Proposal],
     fed: Sequence[tuple[int, ...]],
     loading: Sequence[ActiveSequence],
+    room: int,
     target: CachedModel,
     hidden: tuple[str, ...],
-) -> list[Rows]:
-    """ONE target pass: a row after the pending token and after each draft fed, and prompt chunks
-    for those still loading, whose rows are kept where the prompt is to be judged. Returns the rows of `ready`."""
+) -> tuple[list[Rows], int]:
+    """ONE target pass: a row after the pending token and after each draft fed, and prompt chunks of `room` tokens
+    for those still loading, whose rows are kept where the prompt is to be judged. Returns the rows of `ready`, and
+    how many tokens of others' prompts were read."""
     contexts = []
     parents: list[tuple[int, ...] | None] = []
     for sequence, proposal, nodes in zip(ready, proposals, fed, strict=True):
@@ -284,7 +307,7 @@ def score(
         contexts.append((sequence.slot, np.concatenate([sequence.context.array, drafts])))
         parents.append(seen.parents)
     last = [len(nodes) + 1 for nodes in fed]
-    room = min(PREFILL_CHUNK, target.max_fed(hidden) - sum(last))
+    room = free = min(room, target.max_fed(hidden) - sum(last))
     row_room = target.runner.max_rows - sum(last)
     judged: list[tuple[ActiveSequence, int]] = []  # those whose prompt rows are kept, and where these begin
     for sequence in loading:
@@ -307,7 +330,7 @@ def score(
             _judge_prompt(sequence, start, row)
         except RowError as error:
             sequence.finish("error", error)
-    return rows[: len(ready)]
+    return rows[: len(ready)], free - room
 
 
 def _judge_prompt(sequence: ActiveSequence, start: int, rows: Rows) -> None:

@@ -263,23 +263,29 @@ class Controller(LengthPolicy):
         plain = sequences / plain_seconds
         return max(plain, self._emitted / self._seconds) if self._seconds > 0 else plain
 
-    def plain_seconds(self, batch: Sequence[SequenceState]) -> float | None:
+    def pass_seconds(self, batch: Sequence[SequenceState], num_drafts: int) -> float | None:
         """By the curve, as corrected so far."""
-        return float(self.costs.table(len(batch), max(state.length for state in batch), len(batch))[-1])
+        if not batch:
+            return None
+        return float(self.costs.table(len(batch) + num_drafts, max(state.length for state in batch), len(batch))[-1])
 
     def observe(self, step: StepTiming) -> None:
         if not step.states:
             return
         cached = max(state.length for state in step.states)
-        self.costs.observe(step.pass_size, cached, len(step.states), step.target_seconds)
-        seconds = step.draft_seconds + step.target_seconds + step.verify_seconds
-        self._emitted = 0.98 * self._emitted + sum(step.num_accepted) + len(step.states)
-        self._seconds = 0.98 * self._seconds + seconds
         sequences, drafts = len(step.states), sum(step.num_proposed)
-        table = self.costs.table(sequences + drafts, cached, sequences)  # a pass may carry prompts besides
+        target_seconds = step.target_seconds
+        if step.num_read:  # prompts went along: what it would have taken without them is not known
+            target_seconds = float(self.costs.table(sequences + drafts, cached, sequences)[-1])
+        else:
+            self.costs.observe(step.pass_size, cached, sequences, target_seconds)
+        seconds = step.draft_seconds + target_seconds + step.verify_seconds
+        self._emitted = 0.98 * self._emitted + sum(step.num_accepted) + sequences
+        self._seconds = 0.98 * self._seconds + seconds
+        table = self.costs.table(sequences + drafts, cached, sequences)
         taken = 1.0
         if drafts:
-            pass_seconds = min(max(step.target_seconds, float(table[-1])), _SLOWEST * float(table[-1]))
+            pass_seconds = min(max(target_seconds, float(table[-1])), _SLOWEST * float(table[-1]))
             taken = (pass_seconds + step.draft_seconds) / float(table[sequences])
         self.ledger.book(step, taken, decided=self._decided)
         self._drafted = 0.9 * self._drafted + 0.1 * sum(step.num_proposed) / len(step.states)

@@ -283,6 +283,7 @@ class StepTiming:
     draft_seconds, target_seconds, verify_seconds
     states         the verified sequences, as they were before the step
     num_proposed, num_accepted, tested  for each of them
+    num_read       prompt tokens that went along in the pass
     """
 
     pass_size: int
@@ -293,6 +294,7 @@ class StepTiming:
     num_proposed: tuple[int, ...]
     num_accepted: tuple[int, ...]
     tested: tuple[Tested, ...] = ()
+    num_read: int = 0
 
 
 class LengthPolicy(Protocol):
@@ -317,8 +319,8 @@ class LengthPolicy(Protocol):
 
     def observe(self, step: StepTiming) -> None: ...
 
-    def plain_seconds(self, batch: Sequence[SequenceState]) -> float | None:
-        """What the target's pass for this batch is expected to take without drafts; None: nothing is known."""
+    def pass_seconds(self, batch: Sequence[SequenceState], num_drafts: int) -> float | None:
+        """What the target's pass for this batch is expected to take with so many drafts in all; None: nothing is known."""
         return None
 
 

@@ -18,6 +18,7 @@ class ActiveSequence:
 
     context  prompt and output; its last token is pending: in no cache yet
     depths   for each emitted token its depth in the draft, 0 if it was not a draft token
+    num_with_prompt  tokens emitted by the pass that read the end of the prompt: its time is the prompt's
     text, num_reported  what the engine has handed out so far
     top_records  None: keep no records; else so many most likely tokens with each
     top_logprobs  likewise, of the target's own row
@@ -54,6 +55,7 @@ class ActiveSequence:
     drift: Drift | None = None
     text: list[str] = field(default_factory=list)
     num_reported: int = 0
+    num_with_prompt: int = 0
     num_steps: int = 0
     admitted_at: float = 0.0
     ready_at: float | None = None
@@ -103,6 +105,7 @@ class ActiveSequence:
             plain_seconds=self.plain_seconds,
             cached=self.num_found,
             copied=self.num_copied,
+            with_prompt=min(self.num_with_prompt, self.num_emitted),
         )
 
     def finish(self, reason: FinishReason, error: Exception | None = None) -> None:

@@ -421,6 +421,7 @@ class Stats:
     proposed_by_depth[i] counts proposals that reached depth i + 1; accepted_by_depth[i] the
     accepted tokens there. drift: of a lossy rule, added up over the steps; else None.
     plain_seconds: what plain decoding is estimated to have taken, in the same company; None: nothing is known.
+    with_prompt: tokens emitted by the pass that read the end of the prompt, whose time counts to prompt_seconds.
     cached, copied: tokens of the prompt that were found in the slot's cache, and in another one's.
     """
 
@@ -436,6 +437,7 @@ class Stats:
     plain_seconds: float | None = None
     cached: int = 0
     copied: int = 0
+    with_prompt: int = 0
 
     def __add__(self, other: Stats) -> Stats:
         """Pooled counts: ratios of sums, never means of ratios."""
@@ -452,6 +454,7 @@ class Stats:
             None if self._unknown or other._unknown else (self.plain_seconds or 0.0) + (other.plain_seconds or 0.0),
             self.cached + other.cached,
             self.copied + other.copied,
+            self.with_prompt + other.with_prompt,
         )
 
     @property
@@ -471,8 +474,9 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Emitted tokens per second of decoding, without the prompt; None where no time was spent."""
-        return self.emitted / self.seconds if self.seconds > 0 else None
+        """Emitted tokens per second of decoding, without the prompt and what came with it; None where no time was spent."""
+        counted = self.emitted - self.with_prompt
+        return counted / self.seconds if counted and self.seconds > 0 else None
 
     @property
     def acceptance_by_depth(self) -> tuple[float, ...]:
