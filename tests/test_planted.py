@@ -5,7 +5,6 @@ Seeds are fixed. Chi-square and normal bounds are two-sided tests at 1e-5 or rar
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 from contextlib import suppress
@@ -33,12 +32,19 @@ from truedraw.audit.planted.vocabulary import FIRST_HALF, SECOND_HALF, chat_prom
 from truedraw.errors import InvalidParameter
 from truedraw.prove.goodness import g_test
 
+CLIENT = httpx.Client()
 LAW_FAULTS = [fault for fault in FAULTS.values() if fault.shows == "law"]
 PROMPT = " the red fish sings"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _client_is_closed():
+    yield
+    CLIENT.close()
+
+
 def post(server, path="/v1/completions", status=200, headers=None, **body):
-    answer = httpx.post(server.url + path, json=body, headers=headers, timeout=60)
+    answer = CLIENT.post(server.url + path, json=body, headers=headers, timeout=60)
     assert answer.status_code == status, answer.text
     return answer.json()
 
@@ -143,15 +149,16 @@ def test_tokens_outside_the_vocabulary_select_rows_too():
 
 def joint(server, prompt, settings):
     """Of three tokens, exactly: {tokens: probability}; shorter where the text ends."""
-    law = {}
-    for first, second, third in itertools.product(range(VOCAB), repeat=3):
-        text = (first,) if first == END else (first, second) if second == END else (first, second, third)
-        if text not in law:
-            law[text] = float(
-                np.prod(
-                    [server.row(prompt + list(text[:i]), settings, prompt_length=len(prompt))[text[i]] for i in range(len(text))]
-                )
-            )
+    law = {(): 1.0}
+    for _ in range(3):
+        longer = {}
+        for text, weight in law.items():
+            if text and text[-1] == END:
+                longer[text] = weight
+            else:
+                row = server.row(prompt + list(text), settings, prompt_length=len(prompt))
+                longer |= {(*text, token): weight * p for token, p in enumerate(row.tolist())}
+        law = longer
     return law
 
 
@@ -265,6 +272,35 @@ def test_a_seeded_text_has_the_law():
     assert said < 1e-6
 
 
+def test_temperature_zero_has_one_text_and_forgets_no_penalty():
+    settings = Settings(0.0, presence_penalty=2.0, frequency_penalty=2.0)
+    with PlantedServer() as server:
+        texts = [
+            post(server, prompt=PROMPT, max_tokens=60, speculation={"off": off}, **in_fields(settings))["choices"][0]["text"]
+            for off in (False, True, False)
+        ]
+        tokens = post(server, prompt=PROMPT, max_tokens=60, return_token_ids=True, **in_fields(settings))["choices"][0][
+            "token_ids"
+        ]
+        prompt = encode(PROMPT)
+        for i, token in enumerate(tokens):
+            assert server.row(prompt + tokens[:i], settings, prompt_length=len(prompt))[token] == 1
+    assert len(set(texts)) == 1 and len(tokens) > 10
+
+
+def test_a_law_fault_breaks_seeds_repeatably():
+    with PlantedServer("naive resample") as server:
+        on, again, off = (
+            [
+                post(server, prompt=PROMPT, seed=seed, max_tokens=40, speculation={"off": is_off})["choices"][0]["text"]
+                for seed in range(5)
+            ]
+            for is_off in (False, False, True)
+        )
+    assert on == again
+    assert all(mine != plain for mine, plain in zip(on, off, strict=True))
+
+
 def test_a_seed_that_is_ignored_shows():
     with PlantedServer("seed ignored") as server:
         texts = [post(server, prompt=PROMPT, seed=1, max_tokens=40)["choices"][0]["text"] for _ in range(3)]
@@ -320,7 +356,7 @@ def test_logprobs_are_those_of_the_rows(processed):
         for i, token in enumerate(tokens):
             row = server.row(prompt + tokens[:i], settings if processed else Settings())
             assert told["token_logprobs"][i] == round(float(np.log(row[token])), 4)
-            assert list(told["top_logprobs"][i].values()) == [round(float(value), 4) for value in np.sort(np.log(row))[::-1][:3]]
+            assert list(told["top_logprobs"][i].values()) == [round(float(value), 4) for value in np.log(np.sort(row)[::-1][:3])]
         assert answer["prompt_token_ids"] == prompt
         offsets = told["text_offset"]
         assert offsets[0] == 0 and sorted(offsets) == offsets
@@ -369,7 +405,7 @@ def test_a_stream_says_what_the_whole_says(path):
         mine = [part for chunk in chunks[:-1] for part in chunk["choices"] if part["index"] == choice["index"]]
         text = "".join(part["delta"].get("content", "") if is_chat else part["text"] for part in mine)
         assert text == (choice["message"]["content"] if is_chat else choice["text"])
-        assert [token for part in mine for token in part["token_ids"] if "token_ids" in part] == choice["token_ids"]
+        assert [token for part in mine for token in part.get("token_ids", [])] == choice["token_ids"]
         assert [part["finish_reason"] for part in mine if part["finish_reason"]] == [choice["finish_reason"]]
         assert max(len(part.get("token_ids", [])) for part in mine) == 4, "one chunk per step"
         name = "content" if is_chat else "tokens"

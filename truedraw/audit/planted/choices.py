@@ -48,7 +48,7 @@ class Logprobs:
 
     def told(self, decoder: Decoder, place: int, draft: bool) -> Told:
         """Of the token at `place`. draft: under the draft model."""
-        row = decoder.row(draft, place) if self._raw is None else self._raw.at(draft, decoder.tokens, place, 0, place)
+        row = decoder.row(draft, place) if self._raw is None else self._raw.at(draft, decoder.tokens, place)
         token = decoder.tokens[place]
         return Told(token, self._printed(row, token), tuple((i, self._printed(row, i)) for i in row.ranked[: self._count]))
 

@@ -54,6 +54,25 @@ def _edges(weights: list[float]) -> list[float]:
     return [edge / total for edge in edges[:last]] + [1.0] * (len(edges) - last)
 
 
+class Counted:
+    """How often each token is in the text up to a place, which moves along: in the output, and with the prompt. (VOCAB,) each."""
+
+    def __init__(self, tokens: list[int], prompt_length: int) -> None:
+        self._tokens, self._place = tokens, prompt_length
+        prompt = np.array(tokens[:prompt_length], dtype=np.int64)
+        self.output = np.zeros(VOCAB, dtype=np.int64)
+        self.seen = np.bincount(prompt, minlength=VOCAB)[:VOCAB]
+
+    def move_to(self, place: int) -> None:
+        """Not before the end of the prompt."""
+        while self._place != place:
+            step = 1 if self._place < place else -1
+            token = self._tokens[min(self._place, self._place + step)]
+            self.output[token] += step
+            self.seen[token] += step
+            self._place += step
+
+
 class Rows:
     """The rows of a model under settings, kept where they depend on the last two tokens alone."""
 
@@ -62,13 +81,13 @@ class Rows:
         self._tables = (model.target, model.draft)
         self._kept: tuple[dict[int, Row], dict[int, Row]] = ({}, {})
 
-    def at(self, draft: bool, tokens: list[int], end: int, prompt_length: int, counted: int) -> Row:
-        """Of the token at place `end`, with penalties for tokens[:counted]. draft: q, not p."""
+    def at(self, draft: bool, tokens: list[int], end: int, counts: Counted | None = None, counted: int = 0) -> Row:
+        """Of the token at place `end`, with penalties for tokens[:counted]. draft: q, not p; counts: needed with penalties."""
         first, second = (CLASS_OF[tokens[end - 2]] if end > 1 else 0), (CLASS_OF[tokens[end - 1]] if end else 0)
         if self._settings.penalised:
-            seen = np.bincount(np.array(tokens[:counted], dtype=np.int64), minlength=VOCAB)[:VOCAB]
-            output = np.bincount(np.array(tokens[prompt_length:counted], dtype=np.int64), minlength=VOCAB)[:VOCAB]
-            return Row(shape(self._tables[draft][first, second], self._settings, output, seen))
+            assert counts is not None
+            counts.move_to(counted)
+            return Row(shape(self._tables[draft][first, second], self._settings, counts.output, counts.seen))
         key = first * len(self._tables[0]) + second
         row = self._kept[draft].get(key)
         if row is None:
@@ -116,6 +135,7 @@ class Decoder:
         self._prompt_length = len(prompt)
         self._speculates, self._fault, self._strength = speculates, fault, strength
         self._noise, self._fresh = noise, fresh
+        self._counts = Counted(self.tokens, len(prompt))
         self._race = None if race_key is None else _Race(race_key)
 
     def steps(self) -> Iterator[Step]:
@@ -127,7 +147,7 @@ class Decoder:
     def row(self, draft: bool = False, end: int | None = None) -> Row:
         """p of the token at place `end`; by default of the next one."""
         place = len(self.tokens) if end is None else end
-        return self._rows.at(draft, self.tokens, place, self._prompt_length, place)
+        return self._rows.at(draft, self.tokens, place, self._counts, place)
 
     def _plain(self) -> Step:
         token = self._draw(self.row())
@@ -180,7 +200,7 @@ class Decoder:
             end = len(tokens)
             place = end - 1 if fault.shifted_row and i else end
             counted = start if fault.stale_penalties else place
-            p = self._judged.at(False, tokens, place, self._prompt_length, counted)
+            p = self._judged.at(False, tokens, place, self._counts, counted)
             q = self.row(draft=True)
             draft = q.draw(uniform())
             u = uniform()

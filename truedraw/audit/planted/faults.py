@@ -54,7 +54,7 @@ class Fault:
     same_choices: bool = False
 
 
-_PENALTIES = Settings(presence_penalty=0.8, frequency_penalty=0.6)
+_PENALTIES = Settings(presence_penalty=2.0, frequency_penalty=2.0)
 _BIAS = Settings(logit_bias=((3, 2.0), (7, -2.0), (11, -100.0)))
 
 _ALL = (

@@ -118,7 +118,8 @@ def _draw(law: Floats, generator: np.random.Generator) -> Counts:
 def strength_for(
     fault: Fault, tv: float, settings: Settings | None = None, *, model: Model | None = None, seed: int = 0
 ) -> Planting:
-    """How often the fault has to act for a mean shift of `tv` per token; strength 1 where always is not enough."""
+    """How often the fault has to act for a mean shift of `tv` per token; strength 1 where always is not enough, as for
+    faults that leave the law of unseeded text alone."""
     chosen = model or Model()
     strength, shift = 1.0, mean_tv(fault, settings, model=chosen, seed=seed)
     if shift.mean < tv:

@@ -114,7 +114,8 @@ def shape(logits: Floats, settings: Settings, output: Counts | None = None, seen
         for token, bias in settings.logit_bias:
             row[..., token] += bias
     if settings.temperature == 0:
-        return np.eye(VOCAB)[row.argmax(axis=-1)]
+        greedy: Floats = np.eye(VOCAB)[row.argmax(axis=-1)]
+        return greedy
     weights = _softmax(row / settings.temperature)
     if 0 < settings.top_k < VOCAB or settings.top_p < 1:
         weights = _heads(weights, settings)

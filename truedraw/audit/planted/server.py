@@ -11,7 +11,7 @@ from types import TracebackType
 
 from truedraw.audit.planted.asked import Asked
 from truedraw.audit.planted.choices import Logprobs, Piece, pieces
-from truedraw.audit.planted.decoder import Decoder, Rows
+from truedraw.audit.planted.decoder import Counted, Decoder, Rows
 from truedraw.audit.planted.faults import FAULTS, Fault
 from truedraw.audit.planted.model import PLAIN, Floats, Model, Settings
 from truedraw.audit.planted.replies import Reply
@@ -97,7 +97,7 @@ class PlantedServer:
         prompt_length: how many of the tokens are prompt, which presence and frequency penalties leave out; None: all.
         """
         length = len(tokens) if prompt_length is None else prompt_length
-        return self._rows(self.reference, settings).at(False, tokens, len(tokens), length, len(tokens)).array
+        return self._rows(self.reference, settings).at(False, tokens, len(tokens), Counted(tokens, length), len(tokens)).array
 
     def next_number(self) -> int:
         """Of a request for a completion, from 0."""
