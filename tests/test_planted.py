@@ -26,6 +26,7 @@ from truedraw.audit.planted import (
     mean_tv,
     strength_for,
 )
+from truedraw.audit.planted.decoder import Counted
 from truedraw.audit.planted.law import follow
 from truedraw.audit.planted.model import CLASS_OF, classes, shape
 from truedraw.audit.planted.vocabulary import FIRST_HALF, SECOND_HALF, chat_prompt
@@ -134,6 +135,15 @@ def test_rows_are_shaped_as_truedraw_shapes_them(settings):
         row = server.row(tokens, settings, prompt_length=2)
     logits = Model().target[tokens[-2], tokens[-1]]
     np.testing.assert_allclose(row, ours(logits, SamplingParams(**fields), np.array(tokens), 2), atol=1e-12)
+
+
+def test_counts_move_both_ways():
+    tokens = [3, 100, 4, 3, 5, 4, 4]
+    counts = Counted(tokens, 3)
+    for place in (3, 7, 4, 6, 3, 5):
+        counts.move_to(place)
+        assert counts.output.tolist() == np.bincount(tokens[3:place], minlength=VOCAB).tolist()
+        assert counts.seen.tolist() == np.bincount(tokens[:place], minlength=VOCAB)[:VOCAB].tolist()
 
 
 def test_tokens_outside_the_vocabulary_select_rows_too():
@@ -258,6 +268,17 @@ def test_a_seed_has_one_text_on_and_off(settings):
             assert on["choices"] == off["choices"]
             assert on["choices"][0]["text"] != on["choices"][1]["text"]
             assert on["speculation"]["accepted"] > 0 == off["speculation"]["proposed"]
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_drafts_are_accepted_as_often_as_the_models_agree(seed):
+    """By the p/q rule about 1 - TV(p, q) = 3/4 of those that are reached; by race somewhat fewer."""
+    with PlantedServer(seed=1) as server:
+        told = post(server, prompt=PROMPT, n=100, max_tokens=40, seed=seed, ignore_eos=True)
+    statistics = told["speculation"]
+    assert 0.35 < statistics["accepted"] / statistics["proposed"] < 0.75
+    assert statistics["tokens_per_step"] == told["usage"]["completion_tokens"] / statistics["steps"]
+    assert 2 < statistics["tokens_per_step"] < 3.2
 
 
 def test_a_seeded_text_has_the_law():
