@@ -1,0 +1,451 @@
+"""A black-box audit of an OpenAI-compatible server: does what it streams have the law that it should?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from truedraw.audit.client import Abilities, Answer, Arm, Client, ServerFailed, digits
+from truedraw.audit.contracts import Contract, contracts, first_difference
+from truedraw.audit.draws import Evidence, OnAgainstOff, SelfConsistency
+from truedraw.audit.findings import Example, ModeReport
+from truedraw.audit.heads import head_of, untestable
+from truedraw.prove.goodness import detectable
+
+ANSWER_TOKENS = 16
+"""Of each answer whose law is tested: long enough for several steps, short enough that prefixes come again."""
+
+SETTINGS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("temperature 1", {"temperature": 1}),
+    ("temperature 0.7, top-p 0.9", {"temperature": 0.7, "top_p": 0.9}),
+    ("penalties", {"temperature": 1, "presence_penalty": 1.0, "frequency_penalty": 0.5}),
+)
+
+PROMPTS = (
+    "red, green, blue, red, green, blue, red, green,",
+    "The king said to the queen that the",
+    "one two three one two three one",
+    "In the morning we went to the market and",
+)
+"""Half of them ask for copies, half do not."""
+
+_SEEDS = 8
+_LIKE_LOADED = 8  # requests beside the seeded one
+_EFFORT = 20.0
+"""Tokens that a fault of size TV takes, times TV squared, over the logarithm that has to be reached: measured on the
+planted faults (tests/test_audit_power.py), which shift only part of their TV in any one direction."""
+
+Progress = Callable[[str, float, float], None]
+"""What is being done, the share that is done, and log10 of the evidence so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be found out, and with how much.
+
+    alpha   probability of any false alarm, all modes together
+    detect  the smallest total variation, per token, that is to be found with a power of 95 %
+    most    tokens to draw at most
+    off     where plain decoding is; None: it is asked for as truedraw servers know it, where that works
+    """
+
+    on: Arm
+    off: Arm | None = None
+    prompts: Sequence[str] = PROMPTS
+    alpha: float = 0.01
+    detect: float = 0.05
+    most: int = 60_000
+    concurrency: int = 4
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = 60.0
+
+    @property
+    def mode_alpha(self) -> float:
+        """Each statistical mode's share."""
+        return self.alpha / (2 * len(SETTINGS))
+
+    @property
+    def wanted(self) -> int:
+        """Tokens of one setting, both arms together, that `detect` takes."""
+        bets = 6 * 14
+        return math.ceil(_EFFORT * math.log(bets / self.mode_alpha) / self.detect**2)
+
+    @property
+    def tokens_each(self) -> int:
+        """Tokens of one setting that are drawn at most: the contracts take about a tenth of all."""
+        return min(self.wanted, int(0.9 * self.most / len(SETTINGS)))
+
+    @property
+    def reach(self) -> float:
+        """The total variation that tokens_each are enough for."""
+        return self.detect * math.sqrt(self.wanted / self.tokens_each)
+
+
+async def audit(
+    plan: Plan, on_progress: Progress = lambda what, share, evidence: None
+) -> tuple[list[ModeReport], dict[str, str]]:
+    """The report of each mode, and facts worth keeping. Never raises for what the server does."""
+    async with Client(plan.headers, concurrency=plan.concurrency, timeout=plan.timeout) as client:
+        try:
+            found = await _Probe(client, plan).look()
+        except ServerFailed as error:
+            return [ModeReport("connection", "not completed", "whether the server can be asked", str(error))], {}
+        run = _Run(client, plan, found, on_progress)
+        await run.all()
+        facts = {**found.facts, "tokens drawn": str(client.num_tokens), "requests": str(client.num_requests)}
+        if client.num_busy:
+            facts["times it was busy (429)"] = str(client.num_busy)
+        return run.reports, facts
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What probing found."""
+
+    on: Arm
+    off: Arm | None
+    why_not_off: str
+    abilities: Abilities
+    facts: dict[str, str]
+
+
+class _Probe:
+    """A few requests that find out what a server can do."""
+
+    def __init__(self, client: Client, plan: Plan) -> None:
+        self._client, self._plan = client, plan
+
+    async def look(self) -> _Found:
+        """Raises ServerFailed."""
+        client, plan = self._client, self._plan
+        models = await client.models(plan.on.url)
+        on = plan.on if plan.on.model else replace(plan.on, model=models[0]["id"] if models else "default")
+        if models and on.model not in {model["id"] for model in models}:
+            raise ServerFailed(
+                f"{on.url} has no model {on.model!r}: it has {', '.join(repr(model['id']) for model in models[:5])}"
+            )
+        path = "/v1/completions"
+        refused = await client.refuses(on, path, {"prompt": plan.prompts[0]})
+        if refused is not None:
+            path = "/v1/chat/completions"
+            again = await client.refuses(on, path, {"messages": [{"role": "user", "content": plan.prompts[0]}]})
+            if again is not None:
+                raise ServerFailed(f"neither completions nor chats are answered: {refused}; {again}")
+        abilities = await self._logprobs(on, Abilities(path))
+        abilities = await self._ids(on, abilities)
+        off, why = plan.off, ""
+        if off is None:
+            off, why = await self._plain(on, abilities)
+        elif not off.model:
+            names = [model["id"] for model in await client.models(off.url)]
+            off = replace(off, model=on.model if on.model in names or not names else names[0])
+        facts = {
+            "model": on.model,
+            "endpoint": path,
+            "log-probabilities": "none"
+            if abilities.num_logprobs is None
+            else f"{abilities.num_logprobs} alternatives, {_rawness(abilities.raw)}"
+            + (f", {abilities.digits} decimals" if abilities.digits is not None else ""),
+            "token ids": "yes" if abilities.ids else "no",
+            "plain decoding": why
+            if off is None
+            else f"{off.url} {off.model} {json.dumps(dict(off.extra)) if off.extra else ''}".strip(),
+        }
+        return _Found(on, off, why, abilities, facts)
+
+    async def _logprobs(self, on: Arm, abilities: Abilities) -> Abilities:
+        for count in (5, 2, 1):
+            tried = replace(abilities, num_logprobs=count)
+            try:
+                answers = await self._client.draw(on, tried, self._plan.prompts[0], {"temperature": 1}, 4)
+            except ServerFailed:
+                continue
+            if not all(token.top for answer in answers for token in answer.tokens):
+                continue
+            raw, shown = await self._raw(on, tried)
+            return replace(tried, raw=raw, digits=shown)
+        return abilities
+
+    async def _raw(self, on: Arm, abilities: Abilities) -> tuple[bool | None, int | None]:
+        """Whether a first token's alternatives are the same at two temperatures."""
+        tops: list[dict[str, float]] = []
+        for temperature in (1.0, 0.5):
+            (answer, *_) = await self._client.draw(on, abilities, self._plan.prompts[1], {"temperature": temperature}, 2)
+            if not answer.tokens:
+                return None, None
+            tops.append(dict(answer.tokens[0].top))
+        shared = [name for name in tops[0] if name in tops[1] and tops[0][name] > -12]
+        if len(shared) < 2:
+            return None, None
+        gaps = [[top[name] - top[shared[0]] for name in shared[1:]] for top in tops]
+        widest = max(range(len(gaps[0])), key=lambda i: abs(gaps[0][i]))
+        ratio = gaps[1][widest] / gaps[0][widest] if abs(gaps[0][widest]) > 0.2 else math.nan
+        raw = True if abs(ratio - 1) < 0.1 else False if abs(ratio - 2) < 0.2 else None
+        return raw, digits([value for top in tops for value in top.values()])
+
+    async def _ids(self, on: Arm, abilities: Abilities) -> Abilities:
+        tried = replace(abilities, ids=True)
+        try:
+            answers = await self._client.draw(on, tried, self._plan.prompts[0], {"temperature": 1}, 4)
+        except ServerFailed:
+            return abilities
+        known = all(isinstance(token.key, int) for answer in answers for token in answer.tokens)
+        return tried if known else abilities
+
+    async def _plain(self, on: Arm, abilities: Abilities) -> tuple[Arm | None, str]:
+        arm = replace(on, extra={**on.extra, "speculation": {"off": True}})
+        before = self._client.num_with_statistics
+        try:
+            await self._client.draw(arm, abilities, self._plan.prompts[0], {"temperature": 1}, 4)
+        except ServerFailed:
+            return None, "the server knows no way to ask for plain decoding: name one with --off"
+        if self._client.num_with_statistics == before:
+            return None, "the server does not say that it knows the field speculation: name plain decoding with --off"
+        return arm, ""
+
+
+def _rawness(raw: bool | None) -> str:
+    return {True: "before temperature", False: "after all parameters", None: "before or after temperature: could not be told"}[
+        raw
+    ]
+
+
+class _Run:
+    """The modes, one after the other. What a failing server leaves untested is told as not completed."""
+
+    def __init__(self, client: Client, plan: Plan, found: _Found, on_progress: Progress) -> None:
+        self._client, self._plan, self._found, self._on_progress = client, plan, found, on_progress
+        self.reports: list[ModeReport] = []
+        self._sample: list[Answer] = []
+
+    async def all(self) -> None:
+        for name, settings in SETTINGS:
+            await self._laws(name, settings)
+            if any(report.verdict == "not completed" for report in self.reports):
+                return
+        for mode in (self._contracts, self._seeds):
+            try:
+                await mode()
+            except ServerFailed as error:
+                self.reports.append(ModeReport(mode.__name__.strip("_"), "not completed", "", str(error)))
+                return
+
+    # ------------------------------------------------------------ laws
+
+    async def _laws(self, name: str, settings: Mapping[str, Any]) -> None:
+        """One setting: on against off, and the on run against its own report; both see the same draws."""
+        plan, found, abilities = self._plan, self._found, self._found.abilities
+        pairs, own = OnAgainstOff(), SelfConsistency()
+        why_not = untestable(settings, num_top=abilities.num_logprobs, raw=abilities.raw)
+        failure = ""
+        per_round = max(1, plan.concurrency)
+        target = plan.tokens_each if found.off is not None else plan.tokens_each // 2
+        try:
+            drawn = 0
+            while drawn < target and not (pairs.rejects(plan.mode_alpha) or own.rejects(plan.mode_alpha)):
+                prompts = [plan.prompts[(drawn + i) % len(plan.prompts)] for i in range(per_round * len(plan.prompts))]
+                ons = await self._draw(found.on, prompts, settings)
+                offs = await self._draw(found.off, prompts, settings) if found.off is not None else [None] * len(ons)
+                for prompt, on, off in zip(prompts, ons, offs, strict=True):
+                    drawn += len(on.tokens) + (len(off.tokens) if off is not None else 0)
+                    drawn += not on.tokens  # an empty answer is a draw too
+                    if why_not is None and abilities.raw is not None:
+                        heads = [head_of(token, settings, raw=abilities.raw, digits=abilities.digits) for token in on.tokens]
+                        own.add(on, prompt, heads)
+                    if off is not None:
+                        pairs.add(on, off, prompt)
+                self._sample += ons[: 64 - len(self._sample)] if name == SETTINGS[0][0] else []
+                best = max(pairs.log_maximum, own.log_maximum) / math.log(10)
+                self._on_progress(name, min(drawn / target, 1.0), best)
+        except ServerFailed as error:
+            failure = str(error)
+        example = self._example(settings)
+        if found.off is None:
+            self._report(f"on against off, {name}", "whether speculation changes the law", found.why_not_off, None, None)
+        else:
+            self._report(f"on against off, {name}", "whether speculation changes the law", "", pairs, example, failure)
+        asked = "whether tokens are drawn as their own log-probabilities say"
+        if why_not is None and not failure and not own.samples:
+            why_not = "no token's report reached far enough"
+        self._report(f"self-consistency, {name}", asked, why_not or "", own, example, failure)
+
+    async def _draw(self, arm: Arm, prompts: Sequence[str], settings: Mapping[str, Any]) -> list[Answer]:
+        """One answer to each, `concurrency` at a time, in the order of the prompts."""
+        gate = asyncio.Semaphore(self._plan.concurrency)
+
+        async def one(prompt: str) -> Answer:
+            async with gate:
+                return (await self._client.draw(arm, self._found.abilities, prompt, settings, ANSWER_TOKENS))[0]
+
+        tasks = [asyncio.create_task(one(prompt)) for prompt in prompts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _report(
+        self, mode: str, asked: str, why_not: str, evidence: Evidence | None, example: Example | None, failure: str = ""
+    ) -> None:
+        alpha = self._plan.mode_alpha
+        if why_not or evidence is None:
+            self.reports.append(ModeReport(mode, "not testable", asked, why_not))
+            return
+        found = evidence.rejects(alpha)
+        notes = []
+        if isinstance(evidence, SelfConsistency) and evidence.num_left_out:
+            notes.append(f"{evidence.num_left_out} tokens left out: their report did not reach far enough")
+        if isinstance(evidence, SelfConsistency) and evidence.contradiction is not None:
+            token, head = evidence.contradiction
+            example = Example(
+                f"token {token.text!r} was drawn, which the report and the parameters forbid: {head.names[:3]}",
+                example.command if example else "",
+            )
+        self.reports.append(
+            ModeReport(
+                mode,
+                "fault found" if found else "not completed" if failure else "no evidence",
+                asked,
+                failure,
+                evidence.samples,
+                "tokens",
+                alpha,
+                evidence.e_value,
+                evidence.p_value,
+                _reach(evidence.samples, alpha),
+                None,
+                evidence.fired(alpha) if found else (),
+                example if found else None,
+                tuple(evidence.path),
+                tuple(notes),
+            )
+        )
+
+    def _example(self, settings: Mapping[str, Any]) -> Example:
+        prompt = self._plan.prompts[0]
+        return Example(f"draw this many times and compare: {prompt!r}", self._curl(settings, prompt))
+
+    def _curl(self, settings: Mapping[str, Any], prompt: str, max_tokens: int = ANSWER_TOKENS) -> str:
+        body = {**self._client.body(self._found.on, self._found.abilities, prompt, settings, max_tokens), "stream": False}
+        url = self._found.on.url + self._found.abilities.path
+        return f"curl -s {shlex.quote(url)} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
+
+    # ------------------------------------------------------------ contracts
+
+    async def _contracts(self) -> None:
+        abilities = self._found.abilities
+        ids = Counter(
+            token.key for answer in self._sample for token in answer.tokens if isinstance(token.key, int) and token.text.strip()
+        )
+        words = Counter(token.text for answer in self._sample for token in answer.tokens if len(token.text.strip()) > 1)
+        stop = words.most_common(1)[0][0].strip() if words else None
+        listed = contracts([key for key, _ in ids.most_common(3)], stop)
+        for i, contract in enumerate(listed):
+            self._on_progress(f"parameters: {contract.name}", i / len(listed), 0.0)
+            self.reports.append(await self._contract(contract, abilities))
+
+    async def _contract(self, contract: Contract, abilities: Abilities) -> ModeReport:
+        mode, asked = f"parameter {contract.name}", f"whether {contract.name} holds on every token"
+        if contract.needs_logprobs and (abilities.num_logprobs is None or abilities.raw is None):
+            return ModeReport(mode, "not testable", asked, "the server tells no log-probabilities that it could be checked by")
+        samples = 0
+        for prompt in self._prompts(24):
+            try:
+                answers = await self._client.draw(self._found.on, abilities, prompt, contract.settings, contract.max_tokens)
+            except ServerFailed as error:
+                if samples or not _refuses(error):
+                    return ModeReport(mode, "not completed", asked, str(error), samples)
+                return ModeReport(mode, "not testable", asked, str(error))
+            samples += sum(len(answer.tokens) for answer in answers)
+            wrong = contract.check(answers, contract.settings, bool(abilities.raw), abilities.digits)
+            if wrong is not None:
+                example = Example(wrong, self._curl(contract.settings, prompt, contract.max_tokens))
+                return ModeReport(mode, "fault found", asked, "", samples, example=example)
+        return ModeReport(mode, "no evidence", asked, "", samples)
+
+    def _prompts(self, count: int) -> Iterator[str]:
+        return (self._plan.prompts[i % len(self._plan.prompts)] for i in range(count))
+
+    async def _seeds(self) -> None:
+        """Whether a seed repeats a text: alone, under load, without speculation."""
+        plan, found = self._plan, self._found
+        asked = "whether a seed gives the same text again"
+        repeats = differs_off = differs_load = 0
+        example: Example | None = None
+        notes: list[str] = []
+        samples = 0
+        for seed, prompt in enumerate(self._prompts(_SEEDS)):
+            self._on_progress("seeds", seed / _SEEDS, 0.0)
+            settings = {"temperature": 1, "seed": 1000 + seed}
+            try:
+                first = await self._one(found.on, prompt, settings)
+            except ServerFailed as error:
+                if _refuses(error):
+                    self.reports.append(ModeReport("seed", "not testable", asked, str(error)))
+                    return
+                raise
+            again = await self._one(found.on, prompt, settings)
+            beside = [
+                self._one(found.on, other, {"temperature": 1}) for other in self._prompts(min(_LIKE_LOADED, plan.concurrency))
+            ]
+            loaded, *_ = await asyncio.gather(self._one(found.on, prompt, settings), *beside)
+            samples += 3 * len(first.tokens)
+            if (parted := first_difference(first, again)) is not None:
+                repeats += 1
+                example = example or Example(
+                    f"seed {1000 + seed} gave two texts, which part at token {parted[0] + 1}{_margin(parted[1])}",
+                    self._curl(settings, prompt),
+                )
+            elif (parted := first_difference(first, loaded)) is not None:
+                differs_load += 1
+                notes.append(
+                    f"seed {1000 + seed}: beside other requests another text from token {parted[0] + 1} on{_margin(parted[1])}"
+                )
+            if (
+                found.off is not None
+                and (parted := first_difference(first, await self._one(found.off, prompt, settings))) is not None
+            ):
+                differs_off += 1
+                notes.append(
+                    f"seed {1000 + seed}: without speculation another text from token {parted[0] + 1} on{_margin(parted[1])}"
+                )
+        told = [f"of {_SEEDS} seeds, {repeats} gave another text when sent again, {differs_load} beside other requests"]
+        if found.off is not None:
+            told.append(
+                f"{differs_off} of {_SEEDS} gave another text without speculation (a server need not promise that they agree)"
+            )
+        verdict = "fault found" if repeats > _SEEDS // 2 else "no evidence"
+        self.reports.append(
+            ModeReport(
+                "seed",
+                verdict,
+                asked,
+                "",
+                samples,
+                example=example if verdict == "fault found" else None,
+                notes=(*told, *notes[:3]),
+            )
+        )
+
+    async def _one(self, arm: Arm, prompt: str, settings: Mapping[str, Any]) -> Answer:
+        return (await self._client.draw(arm, self._found.abilities, prompt, settings, 24))[0]
+
+
+def _margin(margin: float | None) -> str:
+    return "" if margin is None else f" (the two likeliest tokens differ by {margin:.3f} nats there)"
+
+
+def _refuses(error: ServerFailed) -> bool:
+    return " answers 4" in str(error)
+
+
+def _reach(samples: int, alpha: float) -> float | None:
+    """The TV, in the direction of the best of the bets, that so many tokens find with a power of 95 %."""
+    return detectable(samples, alpha / (6 * 14), 0.95) if samples else None
