@@ -228,7 +228,7 @@ def random_prompts(n, seed=3):
 @pytest.mark.parametrize("fault", LAW_FAULTS, ids=lambda fault: fault.name)
 def test_each_fault_has_the_law_that_is_said_of_it(fault, strength):
     """The decoder's tokens against law.py, which drafts nothing. Null: they agree. 120 texts of at most 64 tokens: a mean
-    that is off by 0.03 in either direction is seen with power 0.9 (19 of 20 seeds) at alpha 1e-5. A shift above that is told from none."""
+    that is off by 0.03 in either direction is seen with power 0.9 (19 of 20 seeds) at alpha 1e-5."""
     prompts = random_prompts(120)
     with PlantedServer(fault, strength, seed=11) as server:
         tokens = outputs(server, prompts, 64, **in_fields(fault.settings))
