@@ -7,18 +7,32 @@ import sys
 import numpy as np
 import pytest
 
-from truedraw.audit import adapters, edge_cases, exact_law, own, sampled_law, vectors
+from truedraw.audit import adapters, edge_cases, exact_law, function, own, sampled_law, vectors
 from truedraw.audit.causes import BY_NAME, CAUSES, made, right
 from truedraw.audit.convention import Answer, Refused, Request, WrongAnswer, given, impossible, read_answer
 from truedraw.audit.function import PLANTED, Options, control_sampled, planted_subject, report_subject
 from truedraw.errors import InvalidParameter, UsageError
 
 OWN = ("block", "coupled", "multidraft", "resample_from_target", "token", "traversal")
-SMALL = [case for case in exact_law.problems() if case[0].name in ("R1", "zeros in p and q", "point-mass drafts")]
+ALL = exact_law.problems()
+SMALL = [case for case in ALL if case[0].name in exact_law.FINGERPRINT]
 
 
-def audited(function, *, adapter="numpy", dtype="float64", **options):
-    subject = adapters.subject(function, "test:function", adapter=adapter, dtype=dtype)
+@pytest.fixture(autouse=True)
+def few_problems(monkeypatch, request):
+    """Those that tell faults apart are enough for most tests."""
+    if "every_problem" not in request.fixturenames:
+        monkeypatch.setattr(function, "problems", lambda min_drafts=0: SMALL)
+        monkeypatch.setattr(exact_law, "problems", lambda min_drafts=0: SMALL)
+
+
+@pytest.fixture
+def every_problem():
+    """Asks for all of them."""
+
+
+def audited(verify, *, adapter="numpy", dtype="float64", **options):
+    subject = adapters.subject(verify, "test:function", adapter=adapter, dtype=dtype)
     return report_subject(subject, "test:function", Options(**options), [])
 
 
@@ -29,11 +43,16 @@ def modes(report):
 # ---------------------------------------------------------------- what is right passes
 
 
+def test_block_verification_is_exact_on_every_problem(every_problem):
+    law = modes(audited(own.block))["exact law"]
+    assert law.verdict == "no evidence" and law.samples == len(ALL) >= 15
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_truedraws_own_rules_are_exact_in_fractions(name):
     report = audited(getattr(own, name))
     law = modes(report)["exact law"]
-    assert report.status == 0 and report.control_seen and law.samples >= 15
+    assert report.status == 0 and report.control_seen and law.samples == len(SMALL)
     assert all("TV 0 after one step, 0 after" in note for note in law.notes[:-1])
     assert modes(report)["edge cases"].verdict == "no evidence"
 
@@ -93,7 +112,9 @@ def test_arithmetic_in_32_bits_is_no_fault():
         last = uniforms[-1]
         k = len(drafts)
         accepted = 0
-        while accepted < k and next(numbers) * (1 if q is None else q[accepted][drafts[accepted]]) < p[accepted][drafts[accepted]]:
+        while (
+            accepted < k and next(numbers) * (1 if q is None else q[accepted][drafts[accepted]]) < p[accepted][drafts[accepted]]
+        ):
             accepted += 1
         if accepted == k:
             return k, pick(p[k], lambda: last)
@@ -217,10 +238,10 @@ FIVE = (PLANTED, "shared noise", "verified by argmax", "bonus by argmax", "targe
 
 @pytest.mark.parametrize("name", FIVE)
 def test_a_planted_fault_is_found_by_samples(name):
-    """Null: each token has law p given the step so far; e-process, alpha 1e-4, 5,115 tokens at most. These faults have
-    mean shifts of 0.08 and more: the announced power at 0.05 is 0.95."""
+    """Null: each token has law p given the step so far; e-process, alpha 1e-4, as many tokens as a shift of 0.05 takes
+    with power 0.95. Over other seeds each of these was found before 4,000 tokens; the seed is fixed."""
     mode = sampled_law.sampled_mode(with_own_uniforms(BY_NAME[name].verify), alpha=1e-4, detect=0.05, seed=1)
-    assert mode.verdict == "fault found" and mode.samples < 5000
+    assert mode.verdict == "fault found" and mode.samples < 6000 and mode.e_value >= 1e4
 
 
 def test_the_announced_power_is_reached():
@@ -424,7 +445,7 @@ def test_impossible_answers_are_told():
     assert impossible(request, Answer(0, 1)) is None
     assert "p = 0, and was accepted" in impossible(request, Answer(1, 0))
     assert "has p = 0 there" in impossible(request, Answer(0, 2))
-    assert given((0.25,))(0) == 0.25 and given((0.25,))(3) == 0.5
+    assert given((0.25,))(0) == 0.25 and 0 <= given((0.25,))(3) < 1
 
 
 # ---------------------------------------------------------------- the command

@@ -34,12 +34,8 @@ Call: TypeAlias = Callable[[Request, dict[str, Any], Draw], tuple[Any, Any]]
 """(request, keywords that carry the randomness, uniforms for what the adapter draws itself) -> accepted, token."""
 
 ADAPTERS = ("numpy", "torch", "hugging-face", "vllm")
-MAX_DRAWS = 64
-"""A step that asks its rng for more uniforms cannot be gone through exactly."""
-
-
-class TooManyDraws(Exception):
-    """The callable asked its rng for more than MAX_DRAWS uniforms in one step."""
+MAX_DRAWS = 100_000
+"""A step that asks its rng for more uniforms than that will not end."""
 
 
 # ---------------------------------------------------------------- finding it
@@ -145,8 +141,7 @@ class _Stream:
     def __call__(self) -> float:
         self._count += 1
         if self._count > MAX_DRAWS:
-            self._stopped = self._stopped or TooManyDraws(f"more than {MAX_DRAWS} uniforms were asked for in one step")
-            raise self._stopped
+            raise RuntimeError(f"more than {MAX_DRAWS:,} uniforms were asked for in one step")
         if self._stopped is None:
             try:
                 return self._draw(self._count - 1)
@@ -226,7 +221,9 @@ def _ids(array: Callable[[Any], Any], ids: Any) -> Any:
 def _command(name: str, adapter: str, way: Injection, request: Request, uniforms: Sequence[float]) -> str:
     """A line of shell that repeats one request; for the adapters with a signature of their own, what it is in words."""
     q = "None" if request.q is None else f"np.array({request.q.tolist()})"
-    noise = {"uniforms": f", uniforms=np.array({list(uniforms)})", "rng": f", rng=iter({list(uniforms)}).__next__", "none": ""}[way]
+    noise = {"uniforms": f", uniforms=np.array({list(uniforms)})", "rng": f", rng=iter({list(uniforms)}).__next__", "none": ""}[
+        way
+    ]
     module, _, attribute = name.rpartition(":")
     values = f"np.array({request.p.tolist()}), {q}, {list(request.drafts)}{noise}"
     if adapter != "numpy" or module.endswith(".py"):

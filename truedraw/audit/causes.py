@@ -214,7 +214,9 @@ BY_NAME = {cause.name: cause for cause in CAUSES}
 UNKNOWN = "no fault that is known here has this law: look at the texts that come too often and too rarely"
 
 
-def likely_cause(seen: Sequence[Law], right_laws: Sequence[Law], known: Callable[[Cause], Sequence[Law]]) -> tuple[Cause, bool] | None:
+def likely_cause(
+    seen: Sequence[Law], right_laws: Sequence[Law], known: Callable[[Cause], Sequence[Law]]
+) -> tuple[Cause, bool] | None:
     """The cause whose laws are those that were seen, or resemble them; True: they are the same.
 
     seen, right_laws, known(cause): one law for each problem.

@@ -108,8 +108,8 @@ def one_by_one(ask: Callable[[Request, Draw], Answer]) -> Callable[[Sequence[tup
 
 
 def given(uniforms: Sequence[float]) -> Draw:
-    """Those uniforms, in order; 1/2 behind their end."""
-    return lambda i: uniforms[i] if i < len(uniforms) else 0.5
+    """Those uniforms, in order; behind their end scattered ones, always the same."""
+    return lambda i: uniforms[i] if i < len(uniforms) else (0.5 + i * 0.6180339887498949) % 1
 
 
 def read_answer(accepted: Any, token: Any, request: Request) -> Answer:
@@ -117,7 +117,9 @@ def read_answer(accepted: Any, token: Any, request: Request) -> Answer:
     k, vocab = len(request.drafts), request.p.shape[1]
     numbers: list[int] = []
     for value in (accepted, token):
-        plain = value.item() if hasattr(value, "item") and getattr(value, "size", 1) != 0 and not isinstance(value, int) else value
+        plain = (
+            value.item() if hasattr(value, "item") and getattr(value, "size", 1) != 0 and not isinstance(value, int) else value
+        )
         if isinstance(plain, bool) or not isinstance(plain, int | np.integer):
             raise WrongAnswer(f"answered ({accepted!r}, {token!r})"[:200] + ": two integers are needed, accepted and token")
         numbers.append(int(plain))

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from truedraw.audit.convention import Answer, Outcome, Refused, Request, Subject, given, impossible
+from truedraw.audit.convention import Answer, Lost, Outcome, Refused, Request, Subject, given, impossible
 from truedraw.audit.findings import Example, Fired, ModeReport
 
 Errors: TypeAlias = Literal["required", "wanted", "allowed", "noted", "wrong"]
@@ -89,38 +88,57 @@ def _judge_answer(case: EdgeCase, answer: Answer) -> Judged:
 
 
 def edge_mode(subject: Subject, cases: Sequence[EdgeCase] | None = None, *, strict: bool = False) -> ModeReport:
-    """Every case, or those given; strict: drafts that can always be accepted have to be. Raises Lost."""
-    faults: list[tuple[EdgeCase, str, tuple[float, ...]]] = []
-    notes: list[str] = []
+    """Every case, or those given; strict: drafts that can always be accepted have to be."""
     picked = [case for case in (edge_cases() if cases is None else cases) if len(case.request.drafts) >= subject.min_drafts]
-    generator = np.random.default_rng(0)
+    found = _Found()
+    reason = ""
     for case in picked:
-        found: set[str] = set()
-        for uniforms in [case.uniforms] if subject.injected else generator.random((REPEATS, case.request.num_uniforms)):
-            shown = tuple(map(float, uniforms))
-            judged = judge(case, ask(subject, case.request, shown), strict)
-            if judged.fault and "fault" not in found:
-                found.add("fault")
-                faults.append((case, judged.fault, shown))
-                notes.append(f"FAULT {case.name}: {judged.fault}")
-            elif judged.note and judged.note not in found:
-                found.add(judged.note)
-                notes.append(f"{case.name}: {judged.note}")
-    how = "each once" if subject.injected else f"each {REPEATS} times with uniforms of its own, so that u = 0 itself was not tried"
-    example = None
-    if faults:
-        case, told, shown = faults[0]
-        example = Example(f"{case.name}: {told}", subject.reproduce(case.request, shown))
+        try:
+            _try(subject, case, strict, found)
+        except Lost as lost:
+            reason = f"{case.name}: {lost}"
+            break
+        found.tried += 1
+    how = (
+        "each once" if subject.injected else f"each {REPEATS} times with uniforms of its own, so that u = 0 itself was not tried"
+    )
     return ModeReport(
         mode="edge cases",
-        verdict="fault found" if faults else "no evidence",
+        verdict="fault found" if found.fired else "not completed" if reason else "no evidence",
         asked="zeros, ends of the unit interval, ties, rows that are no laws, ids that are no tokens: is any answer impossible?",
-        samples=len(picked),
+        reason=reason,
+        samples=found.tried,
         unit="cases",
-        fired=tuple(Fired(case.name, math.inf, case.usually) for case, _told, _shown in faults),
-        example=example,
-        notes=(*notes, f"{len(picked)} cases, {how}"),
+        fired=tuple(found.fired),
+        example=found.example,
+        notes=(*found.notes, f"{found.tried} of {len(picked)} cases, {how}"),
     )
+
+
+@dataclass(slots=True)
+class _Found:
+    """What has come out so far."""
+
+    tried: int = 0
+    fired: list[Fired] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    example: Example | None = None
+
+
+def _try(subject: Subject, case: EdgeCase, strict: bool, found: _Found) -> None:
+    """One case; raises Lost."""
+    repeats = np.random.default_rng(0).random((REPEATS, case.request.num_uniforms)).tolist()
+    noted: set[str] = set()
+    for uniforms in [case.uniforms] if subject.injected else repeats:
+        judged = judge(case, ask(subject, case.request, uniforms), strict)
+        if judged.fault:
+            found.fired.append(Fired(case.name, math.inf, case.usually))
+            found.notes.append(f"FAULT {case.name}: {judged.fault}")
+            found.example = found.example or Example(f"{case.name}: {judged.fault}", subject.reproduce(case.request, uniforms))
+            return
+        if judged.note and judged.note not in noted:
+            noted.add(judged.note)
+            found.notes.append(f"{case.name}: {judged.note}")
 
 
 def ask(subject: Subject, request: Request, uniforms: Sequence[float]) -> Outcome:
@@ -142,8 +160,8 @@ _PAD = "rows of different width are compared: cut or pad q to the target's vocab
 
 def _case(
     name: str,
-    p: npt.ArrayLike,
-    q: npt.ArrayLike | None,
+    p: Sequence[Sequence[float]],
+    q: Sequence[Sequence[float]] | None,
     drafts: tuple[int, ...],
     uniforms: tuple[float, ...],
     usually: str,
@@ -176,25 +194,27 @@ def _zeros() -> list[EdgeCase]:
         _case("one-hot p and q, different", [[0, 1, 0], even], [[1, 0, 0]], (0,), (0.0, 0.0), _STRICT, at_most=0),
         _case("point mass draft with p = 0", [half, even], None, (2,), (0.0, 0.5), _STRICT, at_most=0),
         _case("point mass draft, rejected", [even, even], None, (1,), (0.9, 0.5), "the residual of a point mass is p without it"),
-        _case("supports without overlap", [[0.5, 0.5, 0, 0], [0.25] * 4], [[0, 0, 0.5, 0.5]], (3,), (0.0, 0.9), _STRICT, at_most=0),
+        _case(
+            "supports without overlap", [[0.5, 0.5, 0, 0], [0.25] * 4], [[0, 0, 0.5, 0.5]], (3,), (0.0, 0.9), _STRICT, at_most=0
+        ),
     ]
 
 
 def _ends() -> list[EdgeCase]:
     even, gap, front = [1 / 3, 1 / 3, 1 / 3], [0.5, 0.0, 0.5], [0.0, 0.5, 0.5]
-    tenths = [0.1] * 10 + [0.0, 0.0]
-    wide = [1 / 12] * 12
+    short = [1 / 22] * 22 + [0.0, 0.0]  # cumulated one by one it ends three units below 1
+    wide = [1 / 24] * 24
     many = [*[1 / 1003] * 1003, 0.0]
     return [
         _case("no draft", [even], [], (), (0.5,), "an empty draft"),
         _case("no draft, u = 0, the first token has p = 0", [front], [], (), (0.0,), _DRAW),
-        _case("no draft, u just below 1, the last tokens have p = 0", [tenths], [], (), (LAST,), _PAST),
+        _case("no draft, u just below 1, the last tokens have p = 0", [short], [], (), (LAST,), _PAST),
         _case("no draft, point masses", [even], None, (), (0.5,), "an empty draft"),
         _case("bonus at u = 0, the first token has p = 0", [even, front], [even], (1,), (0.0, 0.0), _DRAW, should=1),
-        _case("bonus at u just below 1, the last tokens have p = 0", [wide, tenths], [wide], (1,), (0.0, LAST), _PAST, should=1),
+        _case("bonus at u just below 1, the last tokens have p = 0", [wide, short], [wide], (1,), (0.0, LAST), _PAST, should=1),
         _case("bonus exactly where a token with p = 0 begins", [even, gap], [even], (1,), (0.0, 0.5), _DRAW, should=1),
         _case("residual at u = 0, its first token has no mass", [[0, 0.5, 0.5], even], [[0.5, 0.5, 0]], (0,), (0.5, 0.0), _DRAW),
-        _case("residual at u just below 1", [tenths, wide], [[0.0] * 11 + [1.0]], (11,), (0.5, LAST), _PAST, at_most=0),
+        _case("residual at u just below 1", [short, wide], [[0.0] * 23 + [1.0]], (23,), (0.5, LAST), _PAST, at_most=0),
         _case("residual where a token without mass begins", [gap, even], [[0, 1, 0]], (1,), (0.5, 0.5), _DRAW, at_most=0),
         _case("u = 0 throughout", [even, even, even], [even, even], (0, 1), (0.0, 0.0, 0.0), "u = 0", should=2),
         _case("u just below 1 throughout", [front, front], [even], (1,), (LAST, LAST), _PAST),

@@ -17,11 +17,33 @@ from typing import TypeAlias
 import numpy as np
 
 from truedraw.audit.causes import CAUSES, UNKNOWN, Cause, Verify, likely_cause
-from truedraw.audit.convention import Answer, Draw, Refused, Request, Subject, WrongAnswer, given, impossible, one_by_one, read_answer
+from truedraw.audit.convention import (
+    Answer,
+    Draw,
+    Refused,
+    Request,
+    Subject,
+    WrongAnswer,
+    given,
+    impossible,
+    one_by_one,
+    read_answer,
+)
 from truedraw.audit.findings import Example, Fired, ModeReport
 from truedraw.protocols import StepNoise
 from truedraw.prove.drafts import chain
-from truedraw.prove.exact import Context, Law, Parts, Problem, extended, law_of, target_law, target_rows, total_variation, verdicts
+from truedraw.prove.exact import (
+    Context,
+    Law,
+    Parts,
+    Problem,
+    extended,
+    law_of,
+    target_law,
+    target_rows,
+    total_variation,
+    verdicts,
+)
 from truedraw.prove.explore import explore
 from truedraw.prove.problems import cases
 from truedraw.randomness import Purpose
@@ -64,17 +86,24 @@ def problems(*, min_drafts: int = 0) -> list[tuple[Problem, Steps]]:
     drawn, and four in all."""
     picked: dict[tuple[Problem, Steps], None] = {}
     for problem, lengths in cases():
-        steps = [max(k) if isinstance(k, tuple) else k for k in lengths]
+        steps = [min(k) if isinstance(k, tuple) else k for k in lengths]
         if not problem.point:
             steps = [min(k, 2) for k in steps]
             while sum(steps) > 4:
                 steps.pop()
-        if min(steps) >= min_drafts:
+        if min(steps) >= min_drafts and max(steps) > 0:
             picked[problem, tuple(steps)] = None
     return list(picked)
 
 
 # ---------------------------------------------------------------- the verifier as a rule
+
+
+MAX_DRAWS = 64
+
+
+class TooManyDraws(Exception):
+    """A step asked for more than MAX_DRAWS uniforms: its law is not made of few regions."""
 
 
 class AsRule:
@@ -89,11 +118,15 @@ class AsRule:
         self.impossible: Impossible | None = None
 
     def __call__(self, proposal: Proposal, target_rows: TargetRows, noise: StepNoise) -> Verdict:
-        """Raises Impossible where no answer comes at all."""
+        """Raises Impossible where no answer comes at all, TooManyDraws, Lost."""
         request = request_for(proposal, target_rows)
         drawn: dict[int, float] = {}
 
         def uniform(i: int) -> float:
+            if i >= MAX_DRAWS:
+                raise TooManyDraws(
+                    f"more than {MAX_DRAWS} uniforms were asked for in one step: its law is not made of few regions"
+                )
             drawn[i] = noise.uniform(Purpose.ACCEPT, i)
             return drawn[i]
 
@@ -168,7 +201,7 @@ def _look_ahead(problem: Problem, steps: Steps, rule: Rule, lanes: int) -> None:
             for proposal in _proposals(problem, context, k):
                 todo.append((list(target_rows(problem, context, proposal)), proposal, len(context)))
     with ThreadPoolExecutor(lanes) as pool:
-        list(pool.map(lambda item: verdicts(item[0], item[1], rule, item[2]), todo))  # type: ignore[arg-type]  # rows
+        list(pool.map(lambda item: verdicts(item[0], item[1], rule, item[2]), todo))
 
 
 def _proposals(problem: Problem, context: Context, k: int) -> Iterator[Proposal]:
@@ -202,7 +235,11 @@ def exact_mode(
             notes.append(f"{problem.name}, {_lengths(steps)}: stopped, since {error}")
             break
     largest = max((max(m.one, m.all) for m in done), default=Fraction(0))
-    notes = [*(_told(m) for m in done), *notes, f"{rule.num_calls:,} calls; thresholds located to the last bit of a 53-bit uniform"]
+    notes = [
+        *(_told(m) for m in done),
+        *notes,
+        f"{rule.num_calls:,} calls; thresholds located to the last bit of a 53-bit uniform",
+    ]
     fired: list[Fired] = []
     example: Example | None = None
     if largest > tolerance:
@@ -229,7 +266,7 @@ def exact_mode(
     )
 
 
-FINGERPRINT = ("R1", "swapped halves", "zeros in p and q", "point-mass drafts")
+FINGERPRINT = ("swapped halves", "zeros in p and q", "point-mass drafts")
 
 
 def diagnose(done: Sequence[Measured]) -> Fired:
@@ -238,7 +275,9 @@ def diagnose(done: Sequence[Measured]) -> Fired:
     if not any(m.one for m in some):
         some = sorted(done, key=lambda m: -m.one)[:1]
     targets = [target_law(m.problem, m.steps[0] + 2) for m in some]
-    found = likely_cause([m.law for m in some], targets, lambda cause: [_law_of_cause(cause, m.problem, m.steps[0]) for m in some])
+    found = likely_cause(
+        [m.law for m in some], targets, lambda cause: [_law_of_cause(cause, m.problem, m.steps[0]) for m in some]
+    )
     if found is None:
         return Fired("the law is off", math.inf, UNKNOWN)
     cause, same = found

@@ -12,11 +12,10 @@ from typing import TypeVar
 import numpy as np
 
 from truedraw.audit import adapters, vectors
-from truedraw.audit.adapters import TooManyDraws
 from truedraw.audit.causes import BY_NAME, Verify, right
 from truedraw.audit.convention import Answer, Draw, Lost, Request, Subject, given, one_by_one, read_answer
 from truedraw.audit.edge_cases import edge_mode
-from truedraw.audit.exact_law import TOLERANCE, AsRule, as_subject, exact_mode, measure, problems
+from truedraw.audit.exact_law import TOLERANCE, AsRule, TooManyDraws, as_subject, exact_mode, measure, problems
 from truedraw.audit.findings import Example, Fired, ModeReport, Report
 from truedraw.audit.process import program
 from truedraw.audit.sampled_law import sampled_mode, tables
@@ -48,7 +47,11 @@ class Options:
     def __post_init__(self) -> None:
         if self.rule not in RULES:
             raise InvalidParameter("rule", self.rule, ", ".join(RULES))
-        for name, value, low, high in (("alpha", self.alpha, 0, 1), ("detect", self.detect, 0, 1), ("tolerance", self.tolerance, -1, 1)):
+        for name, value, low, high in (
+            ("alpha", self.alpha, 0, 1),
+            ("detect", self.detect, 0, 1),
+            ("tolerance", self.tolerance, -1, 1),
+        ):
             if not low < value < high:
                 raise InvalidParameter(name, value, f"a number between {max(low, 0)} and {high}")
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -71,7 +74,8 @@ def report_function(
     """Audit MODULE:CALLABLE. Raises UsageError."""
     subject = adapters.subject(adapters.load_callable(spec), spec, adapter=adapter, dtype=dtype)
     facts = [("adapter", adapter), ("dtype", dtype)]
-    return report_subject(subject, spec, options or Options(), facts, command, on_progress)
+    again = command or f"truedraw audit function {shlex.quote(spec)} --adapter {adapter} --dtype {dtype}"
+    return report_subject(subject, spec, options or Options(), facts, again, on_progress)
 
 
 def report_process(
@@ -86,6 +90,7 @@ def report_process(
     """Audit a program that speaks JSON lines. Raises UsageError where it cannot be started."""
     started, clock = datetime.now(UTC), time.monotonic()
     options = options or Options()
+    command = command or f"truedraw audit process {shlex.quote(command_line)}"
     try:
         with program(command_line, timeout=timeout, lanes=lanes) as subject:
             return report_subject(subject, command_line, options, [("says it is", subject.name)], command, on_progress)
@@ -107,7 +112,7 @@ def report_subject(
     started, clock = datetime.now(UTC), time.monotonic()
     say = on_progress or (lambda mode, done, total, evidence: None)
     facts = [*facts, ("randomness", "injected: exact" if subject.injected else "its own: samples")]
-    run = _Run(subject, options, say, command or _again(name))
+    run = _Run(subject, options, say, command)
     for mode in run.modes():
         run.done.append(mode)
     return Report(
@@ -125,10 +130,6 @@ def report_subject(
 
 def _time(moment: datetime) -> str:
     return moment.isoformat(timespec="seconds")
-
-
-def _again(name: str) -> str:
-    return f"truedraw audit function {shlex.quote(name)}"
 
 
 @dataclass(slots=True)
@@ -178,7 +179,7 @@ class _Run:
         try:
             return exact_mode(self.subject, tolerance=self.options.tolerance)
         except TooManyDraws as error:
-            return f"{error}: its law is not made of finitely many regions"
+            return str(error)
 
     def _sampled(self) -> ModeReport:
         self.sampled = True
@@ -306,6 +307,8 @@ def planted_subject(verify: Verify, share: float, seed: int) -> Subject:
 
     def ask(request: Request, draw: Draw) -> Answer:
         chosen = verify if generator.random() < share else right
-        return read_answer(*chosen(request.p, request.q, request.drafts, generator.random(request.num_uniforms).tolist()), request)
+        return read_answer(
+            *chosen(request.p, request.q, request.drafts, generator.random(request.num_uniforms).tolist()), request
+        )
 
     return Subject("planted", ask, one_by_one(ask), injected=False, reproduce=lambda request, uniforms: "")

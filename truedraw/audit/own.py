@@ -25,9 +25,7 @@ def in_convention(rule: Rule) -> Verifier:
     law: one uniform, by inverse CDF.
     """
 
-    def verify(
-        p: npt.ArrayLike, q: npt.ArrayLike | None, drafts: Sequence[int], uniforms: Sequence[float]
-    ) -> tuple[int, int]:
+    def verify(p: npt.ArrayLike, q: npt.ArrayLike | None, drafts: Sequence[int], uniforms: Sequence[float]) -> tuple[int, int]:
         rows, k = TargetRows.of(p), len(drafts)
         if k == 0:
             return 0, inverse_cdf(rows[0], float(uniforms[0]))

@@ -184,7 +184,7 @@ class Program:
 
     def _ended(self) -> str:
         try:
-            status = self._process.wait(1.0)
+            status = self._process.wait(0.2)
         except subprocess.TimeoutExpired:
             return "the program closed its standard output"
         if status < 0:
@@ -200,9 +200,10 @@ class Program:
             waiting = [future for _request, future in self._pending.values()]
             self._pending.clear()
         self._process.kill()
-        for future in (*waiting, self._hello):
-            if not future.done():
-                future.set_exception(self._lost)
+        for future in waiting:
+            future.set_exception(self._lost)
+        if not self._hello.done():
+            self._hello.set_exception(self._lost)
         return self._lost
 
     def _last_words(self) -> str:

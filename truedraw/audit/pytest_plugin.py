@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("truedraw", "audit of a verifier of speculative decoding")
-    group.addoption("--truedraw-verify", metavar="MODULE:CALLABLE", help="audit this verifier: one test per problem and edge case")
+    group.addoption(
+        "--truedraw-verify", metavar="MODULE:CALLABLE", help="audit this verifier: one test per problem and edge case"
+    )
     group.addoption("--truedraw-process", metavar="CMD", help="the same for a program that speaks JSON lines")
     group.addoption("--truedraw-adapter", default="numpy", help="how the callable is called: numpy, torch, hugging-face, vllm")
     group.addoption("--truedraw-dtype", default="float64", help="of the arrays the callable is given: float64 or float32")
@@ -92,12 +95,12 @@ class VerifierAudit(pytest.Collector):
         if subject.injected:
             for problem, steps in problems(min_drafts=subject.min_drafts):
                 name = f"law[{problem.name}, drafts {' then '.join(map(str, steps))}]"
-                yield self._item(name, lambda problem=problem, steps=steps: _law(self.config, problem, steps))
+                yield self._item(name, partial(_law, self.config, problem, steps))
         else:
-            yield self._item("law[by samples]", lambda: _sampled(self.config))
+            yield self._item("law[by samples]", partial(_sampled, self.config))
         for case in edge_cases():
             if len(case.request.drafts) >= subject.min_drafts:
-                yield self._item(f"edge[{case.name}]", lambda case=case: _edge(self.config, case))
+                yield self._item(f"edge[{case.name}]", partial(_edge, self.config, case))
 
     def _item(self, name: str, check: Callable[[], None]) -> pytest.Item:
         return VerifierTest.from_parent(self, name=name, check=check)

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from truedraw.audit.convention import Answer, Refused, Request, Subject, impossible
+from truedraw.audit.convention import Answer, Draw, Refused, Request, Subject, impossible
 from truedraw.audit.findings import Example, Fired, ModeReport
 from truedraw.prove.goodness import (
     LAMBDAS,
@@ -34,11 +34,20 @@ from truedraw.types import Probs
 
 BATCH = 128
 POWER = 0.95
+
+
+def order_of_ids(p: Probs, q: Probs, draft: int | None = None) -> Probs:
+    """The id, from 0 to 1: where one uniform serves twice, draws by inverse CDF lean to one end of the vocabulary."""
+    ids: Probs = np.arange(len(p)) / (len(p) - 1)
+    return ids
+
+
 DIRECTIONS: tuple[tuple[Direction, str], ...] = (
     (residual_direction, "tokens that p prefers to q: after a rejection the token is drawn from p instead of max(p - q, 0)"),
     (draft_probability, "tokens that the drafter likes: drafts pass that should not, or a fresh draw follows a failed match"),
     (log_p, "tokens likely or unlikely under p: temperature on one side only, or argmax where a draw is due"),
     (log_ratio, "the output leans towards the drafter or away from it: the ratio, or the residual, is of the wrong rows"),
+    (order_of_ids, "low or high ids come too often: the uniform that rejects a draft also draws the token behind it"),
     (argmax_q, "the drafter's favourite is let through, or is refused too often"),
 )
 BY_PLACE = "the frequencies at single places"
@@ -82,7 +91,8 @@ class Table:
         if position == self.k:
             return self.p_row(position, last)
         if self.q is None:
-            return np.eye(self.p.shape[1])[self.points[position]]
+            point: Probs = np.eye(self.p.shape[1])[self.points[position]]
+            return point
         row: Probs = self.q[position, last]
         return row
 
@@ -103,7 +113,8 @@ def tables() -> list[Table]:
 
     def rows(count: int, vocab: int, sharpness: float) -> npt.NDArray[np.float64]:
         weights = generator.gamma(sharpness, size=(count, vocab, vocab)) + 1e-3
-        return weights / weights.sum(axis=2, keepdims=True)
+        laws: npt.NDArray[np.float64] = weights / weights.sum(axis=2, keepdims=True)
+        return laws
 
     def drafter(p: npt.NDArray[np.float64], share: float, sharpness: float) -> npt.NDArray[np.float64]:
         return share * p[:-1] + (1 - share) * rows(len(p) - 1, p.shape[1], sharpness)
@@ -177,7 +188,9 @@ class Evidence:
         named = [(_log_e(process), direction.__name__, usually) for process, (direction, usually) in self._directions()]
         named.append((_log_e(self.by_place), BY_PLACE, BY_PLACE_USUALLY))
         named.sort(key=lambda item: -item[0])
-        return [Fired(name.replace("_", " "), _exp(log_e), usually) for log_e, name, usually in named if log_e >= -math.log(alpha)]
+        return [
+            Fired(name.replace("_", " "), _exp(log_e), usually) for log_e, name, usually in named if log_e >= -math.log(alpha)
+        ]
 
     def _directions(self) -> Iterator[tuple[EProcess, tuple[Direction, str]]]:
         return zip(self.by_direction, DIRECTIONS, strict=True)
@@ -192,8 +205,8 @@ class Evidence:
             if z[token] > worst:
                 worst = float(z[token])
                 told = (
-                    f"token {token} came {int(counts[token])} times in {int(n)}, {n * p[token]:.1f} expected, as token {position} "
-                    f"of a step{f' after token {last}' if position else ''} (problem {index}, p = {p[token]:.4g})"
+                    f"token {token} came {int(counts[token])} times in {int(n)}, {n * p[token]:.1f} expected, as token "
+                    f"{position} of a step{f' after token {last}' if position else ''} (problem {index}, p = {p[token]:.4g})"
                 )
         return told
 
@@ -239,7 +252,9 @@ def sampled_mode(
     example: Example | None = None
     if wrong is not None:
         example = Example(wrong[0], subject.reproduce(wrong[1], ()))
-        fired = fired or [Fired("an impossible answer", math.inf, "a token with p = 0, or no answer to sound rows: see the example")]
+        fired = fired or [
+            Fired("an impossible answer", math.inf, "a token with p = 0, or no answer to sound rows: see the example")
+        ]
     elif found:
         example = Example(evidence.largest_gap())
         fired = fired or [Fired("several directions together", _exp(evidence.log_largest), BY_PLACE_USUALLY)]
@@ -257,7 +272,9 @@ def sampled_mode(
         fired=tuple(fired),
         example=example,
         path=tuple(path),
-        notes=(f"at most {needed:,} tokens were planned: enough for a shift of {max(detect, detectable_shift(needed, alpha)):.3g}",),
+        notes=(
+            f"at most {needed:,} tokens were planned: enough for a shift of {max(detect, detectable_shift(needed, alpha)):.3g}",
+        ),
     )
 
 
@@ -268,7 +285,7 @@ def _batch(
     indices = [i % len(tables) for i in range(BATCH)]
     requests = [tables[index].request(generator) for index in indices]
     uniforms = generator.random((BATCH, max(table.k for table in tables) + 1))
-    draws: list[Callable[[int], float]] = [(lambda i, row=row: float(row[i])) for row in uniforms]
+    draws = [_draw(row, generator) for row in uniforms]
     seen: dict[Place, list[int]] = {}
     outcomes = subject.ask_many([(request, subject.draw_from(draw)) for request, draw in zip(requests, draws, strict=True)])
     for index, request, outcome in zip(indices, requests, outcomes, strict=True):
@@ -283,3 +300,7 @@ def _batch(
             seen.setdefault((index, i, text[i - 1] if i else 0), []).append(token)
     return seen, None
 
+
+def _draw(row: Probs, generator: np.random.Generator) -> Draw:
+    """The uniforms of one step; fresh ones behind their end."""
+    return lambda i: float(row[i]) if i < len(row) else float(generator.random())

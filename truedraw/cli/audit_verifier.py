@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from truedraw.audit.findings import ModeReport, Report
     from truedraw.audit.function import Options
 
-STATUSES = "Status: 0 no evidence, 1 fault found, 2 usage, 3 could not be completed."
-
-Rule = Annotated[str, typer.Option("--rule", help="any: only the law counts; token: the token rule's answers, uniform by uniform.")]
+Rule = Annotated[str, typer.Option("--rule", help="any: only the law counts; token: its answers, uniform by uniform.")]
 Tolerance = Annotated[float, typer.Option("--tolerance", help="Total variation that its arithmetic may cost.")]
 Alpha = Annotated[float, typer.Option("--alpha", help="Probability of a false alarm, where samples decide.")]
 Detect = Annotated[float, typer.Option("--detect", help="The smallest shift (total variation) that samples have to see.")]
@@ -43,8 +41,9 @@ def function(
 ) -> int:
     """Audit a verifier in Python: verify(p, q, drafts, uniforms) -> (accepted, token).
 
-    Exact where it takes `uniforms` or `rng`, by samples where it draws its own. Status: 0 no evidence, 1 fault found,
-    2 usage, 3 could not be completed.
+    Exact where it takes `uniforms` or `rng`, by samples where it draws its own.
+
+    Status: 0 no evidence, 1 fault found, 2 usage, 3 could not be completed.
     """
     from truedraw.audit.function import Options, report_function
 
@@ -71,8 +70,9 @@ def process(
 ) -> int:
     """Audit a verifier in any language: a program that speaks JSON lines (docs/audit-verifier.md).
 
-    Exact where it uses the uniforms it is given, by samples where it draws its own. Status: 0 no evidence, 1 fault found,
-    2 usage, 3 could not be completed.
+    Exact where it uses the uniforms it is given, by samples where it draws its own.
+
+    Status: 0 no evidence, 1 fault found, 2 usage, 3 could not be completed.
     """
     from truedraw.audit.function import Options, report_process
     from truedraw.errors import InvalidParameter
