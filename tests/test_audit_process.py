@@ -41,15 +41,9 @@ SMALL = [case for case in exact_law.problems() if case[0].name in ("swapped halv
 
 
 @pytest.fixture(autouse=True)
-def few_problems(monkeypatch, request):
+def few_problems(monkeypatch):
     """Two are enough for most tests."""
-    if "every_problem" not in request.fixturenames:
-        monkeypatch.setattr(exact_law, "problems", lambda min_drafts=0: SMALL)
-
-
-@pytest.fixture
-def every_problem():
-    """Asks for all of them."""
+    monkeypatch.setattr(exact_law, "problems", lambda min_drafts=0: SMALL)
 
 
 ANSWER = 'print(json.dumps({"id": request["id"], "accepted": 0, "token": 0}), flush=True)'
@@ -71,12 +65,12 @@ def test_the_python_example_is_exact():
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
-def test_the_cpp_example_is_exact(tmp_path, every_problem):
+def test_the_cpp_example_is_exact(tmp_path):
     binary = tmp_path / "verifier"
     subprocess.run(["c++", "-O1", "-Wall", "-Werror", "-o", str(binary), str(ROOT / "examples" / "verifier.cpp")], check=True)
     report = report_process(str(binary), options=Options(rule="token"))
     assert report.status == 0, modes(report)
-    assert modes(report)["exact law"].samples >= 15 and modes(report)["edge cases"].verdict == "no evidence"
+    assert modes(report)["exact law"].samples == len(SMALL) and modes(report)["edge cases"].verdict == "no evidence"
 
 
 def test_answers_in_another_order_are_fine(tmp_path):

@@ -214,20 +214,17 @@ BY_NAME = {cause.name: cause for cause in CAUSES}
 UNKNOWN = "no fault that is known here has this law: look at the texts that come too often and too rarely"
 
 
-def likely_cause(
+def likely_causes(
     seen: Sequence[Law], right_laws: Sequence[Law], known: Callable[[Cause], Sequence[Law]]
-) -> tuple[Cause, bool] | None:
-    """The cause whose laws are those that were seen, or resemble them; True: they are the same.
+) -> tuple[list[Cause], bool]:
+    """The causes whose laws are those that were seen (True), or else the one that they resemble, if any.
 
     seen, right_laws, known(cause): one law for each problem.
     """
-    off = [total_variation(law, target) for law, target in zip(seen, right_laws, strict=True)]
-    best: tuple[Fraction, Cause] | None = None
-    for cause in CAUSES:
-        laws = known(cause)
-        apart = max(total_variation(law, other) for law, other in zip(seen, laws, strict=True))
-        if best is None or apart < best[0]:
-            best = (apart, cause)
-    if best is None or best[0] > Fraction(NEAR) * max(off):
-        return None
-    return best[1], best[0] <= Fraction(SAME_LAW)
+    off = max(total_variation(law, target) for law, target in zip(seen, right_laws, strict=True))
+    apart = [max(total_variation(law, other) for law, other in zip(seen, known(cause), strict=True)) for cause in CAUSES]
+    same = [cause for cause, distance in zip(CAUSES, apart, strict=True) if distance <= Fraction(SAME_LAW)]
+    if same:
+        return same, True
+    nearest = min(range(len(CAUSES)), key=lambda i: apart[i])
+    return ([CAUSES[nearest]] if apart[nearest] <= Fraction(NEAR) * off else []), False

@@ -109,10 +109,20 @@ def edge_mode(subject: Subject, cases: Sequence[EdgeCase] | None = None, *, stri
         reason=reason,
         samples=found.tried,
         unit="cases",
-        fired=tuple(found.fired),
+        fired=_grouped(found.fired),
         example=found.example,
         notes=(*found.notes, f"{found.tried} of {len(picked)} cases, {how}"),
     )
+
+
+def _grouped(fired: Sequence[Fired]) -> tuple[Fired, ...]:
+    """One for each usual cause, with the first case's name."""
+    by_cause: dict[str, list[str]] = {}
+    for one in fired:
+        by_cause.setdefault(one.usually, []).append(one.name)
+    more = [f" and {len(names) - 1} more" if len(names) > 1 else "" for names in by_cause.values()]
+    groups = zip(by_cause.items(), more, strict=True)
+    return tuple(Fired(names[0] + behind, math.inf, usually) for (usually, names), behind in groups)
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from truedraw.audit.causes import CAUSES, UNKNOWN, Cause, Verify, likely_cause
+from truedraw.audit.causes import CAUSES, UNKNOWN, Cause, Verify, likely_causes
 from truedraw.audit.convention import (
     Answer,
     Draw,
@@ -244,7 +244,7 @@ def exact_mode(
     example: Example | None = None
     if largest > tolerance:
         worst = max(done, key=lambda m: max(m.one, m.all))
-        fired.append(diagnose(done))
+        fired += diagnose(done)
         example = Example(f"{_told(worst)}: {_differences(worst)}")
     wrong = broken or rule.impossible
     if wrong is not None:
@@ -269,19 +269,17 @@ def exact_mode(
 FINGERPRINT = ("swapped halves", "zeros in p and q", "point-mass drafts")
 
 
-def diagnose(done: Sequence[Measured]) -> Fired:
-    """What has the law that was measured: compared over the first step of some problems that tell faults apart."""
+def diagnose(done: Sequence[Measured]) -> list[Fired]:
+    """Whatever has the law that was measured: compared over the first step of some problems that tell faults apart."""
     some = [m for m in done if m.problem.name in FINGERPRINT and m.steps[0] >= 2]
     if not any(m.one for m in some):
         some = sorted(done, key=lambda m: -m.one)[:1]
     targets = [target_law(m.problem, m.steps[0] + 2) for m in some]
-    found = likely_cause(
+    causes, same = likely_causes(
         [m.law for m in some], targets, lambda cause: [_law_of_cause(cause, m.problem, m.steps[0]) for m in some]
     )
-    if found is None:
-        return Fired("the law is off", math.inf, UNKNOWN)
-    cause, same = found
-    return Fired(cause.name if same else f"resembles: {cause.name}", math.inf, cause.usually)
+    named = [Fired(cause.name if same else f"resembles: {cause.name}", math.inf, cause.usually) for cause in causes]
+    return named or [Fired("the law is off", math.inf, UNKNOWN)]
 
 
 @cache
