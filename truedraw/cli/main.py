@@ -1,6 +1,6 @@
 """The entry point: every failure becomes one line on standard error and an exit status.
 
-0 done, 1 a run that failed, 2 usage, 130 Ctrl-C.
+0 done, 1 a run that failed, 2 usage, 130 Ctrl-C; audits have a 3 of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from truedraw.cli.audit import audit_app
 from truedraw.cli.bench import bench
 from truedraw.cli.chat import chat
 from truedraw.cli.explain import explain
@@ -42,6 +43,7 @@ app.command()(plan)
 app.command()(bench)
 app.command()(profile)
 app.command()(load)
+app.add_typer(audit_app, name="audit")
 
 
 def main() -> None:
