@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from truedraw.cli.audit import audit_app
 from truedraw.cli.bench import bench
 from truedraw.cli.chat import chat
 from truedraw.cli.explain import explain
@@ -42,6 +43,7 @@ app.command()(plan)
 app.command()(bench)
 app.command()(profile)
 app.command()(load)
+app.add_typer(audit_app, name="audit")
 
 
 def main() -> None:
