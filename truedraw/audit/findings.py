@@ -111,7 +111,7 @@ class Report:
 
     @property
     def status(self) -> int:
-        """0 no evidence, 1 fault found, 3 could not be completed: also where the control was not seen, or nothing was testable."""
+        """0 no evidence, 1 fault found, 3 could not be completed: also where the control was not seen, or nothing testable."""
         if self.findings:
             return 1
         tested = any(mode.verdict == "no evidence" for mode in self.modes)

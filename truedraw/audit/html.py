@@ -42,7 +42,7 @@ def _header(report: Report) -> str:
 
 
 def _verdict(report: Report, tone: str) -> str:
-    said = [f'<p{_class("first", i == 0)}>{escape(sentence)}</p>' for i, sentence in enumerate(words.summary(report))]
+    said = [f"<p{_class('first', i == 0)}>{escape(sentence)}</p>" for i, sentence in enumerate(words.summary(report))]
     power = [mode.detectable for mode in report.modes if mode.detectable is not None]
     figures = [
         ("Control", words.control_line(report), "a fault planted on purpose"),
@@ -51,14 +51,15 @@ def _verdict(report: Report, tone: str) -> str:
         ("Exit status", str(report.status), {0: "no evidence", 1: "fault found"}.get(report.status, "no verdict")),
     ]
     return (
-        f'<section class="verdict {tone}" aria-labelledby="verdict">\n<h2 class="word" id="verdict">{escape(words.headline(report))}'
-        f"</h2>\n{''.join(said)}\n</section>\n{_figures(figures)}"
+        f'<section class="verdict {tone}" aria-labelledby="verdict">\n<h2 class="word" id="verdict">'
+        f"{escape(words.headline(report))}</h2>\n{''.join(said)}\n</section>\n{_figures(figures)}"
     )
 
 
 def _figures(figures: Iterable[tuple[str, str, str]]) -> str:
     cells = (
-        f'<div><dt>{escape(name)}</dt><dd>{escape(value)}<span class="of">{escape(of)}</span></dd></div>' for name, value, of in figures
+        f'<div><dt>{escape(name)}</dt><dd>{escape(value)}<span class="of">{escape(of)}</span></dd></div>'
+        for name, value, of in figures
     )
     return f'<dl class="figures">{"".join(cells)}</dl>\n'
 
@@ -119,7 +120,7 @@ def _plots(mode: ModeReport, report: Report, name: str) -> str:
 
 def _directions(mode: ModeReport, name: str) -> str:
     heads = (
-        "Direction", "Looked at", "Evidence", "Shift measured", "Shift at most, 95 % sure", f"Would have been seen from",
+        "Direction", "Looked at", "Evidence", "Shift measured", "Shift at most, 95 % sure", "Would have been seen from",
     )  # fmt: skip
     row = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
     hit = 0.0 if mode.alpha is None else 1 / mode.alpha
@@ -137,9 +138,7 @@ def _direction(each: DirectionReport, hit: bool) -> str:
         f"{each.samples:,}", words.number(each.e_value), f"{each.shift:+.4f}", words.shift(each.bound),
         words.shift(each.detectable),
     )  # fmt: skip
-    return (
-        f'<tr{_class("hit", hit)}><th scope="row">{escape(each.name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
-    )
+    return f'<tr{_class("hit", hit)}><th scope="row">{escape(each.name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
 
 
 def _facts(report: Report) -> str:
@@ -151,7 +150,9 @@ def _facts(report: Report) -> str:
 
 def _glossary() -> str:
     pairs = "".join(f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>" for word, meaning in words.GLOSSARY)
-    return f'<section class="more" aria-labelledby="words">\n<h2 id="words">Words</h2>\n<dl class="words">{pairs}</dl>\n</section>\n'
+    return (
+        f'<section class="more" aria-labelledby="words">\n<h2 id="words">Words</h2>\n<dl class="words">{pairs}</dl>\n</section>\n'
+    )
 
 
 def _class(name: str, given: bool) -> str:

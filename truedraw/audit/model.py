@@ -275,7 +275,9 @@ class _Audit:
             f"Steps that refused drafts from the target's own rows: {watch.refused} of {watch.same:,}.",
         ]
         if not watch.same:
-            notes.append("No draft came from rows equal to the target's: with the target as its own draft model that is tested too.")
+            notes.append(
+                "No draft came from rows equal to the target's: with the target as its own draft model that is tested too."
+            )
         verdict: Verdict = "fault found" if broken else "not completed" if run.error else "no evidence"
         example = Example("; ".join(broken), command) if broken else None
         return ModeReport(

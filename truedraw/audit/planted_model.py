@@ -15,7 +15,6 @@ from truedraw.types import Probs, Proposal, Verdict
 from truedraw.verify import Rule, lossy
 
 
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a token was decided: its rows (q None: nothing was drafted there), whether the proposal was a chain, and whether

@@ -96,7 +96,9 @@ def _grid(
         parts.append(f'<text class="tick" text-anchor="end" x="{_LEFT - 8}" y="{place + 4:.1f}">{escape(label)}</text>')
     for x in x_ticks:
         place = axes.x(x)
-        parts.append(f'<line class="grid" x1="{place:.1f}" x2="{place:.1f}" y1="{HEIGHT - _BOTTOM}" y2="{HEIGHT - _BOTTOM + 5}"/>')
+        parts.append(
+            f'<line class="grid" x1="{place:.1f}" x2="{place:.1f}" y1="{HEIGHT - _BOTTOM}" y2="{HEIGHT - _BOTTOM + 5}"/>'
+        )
         anchor = "end" if place > WIDTH - _RIGHT - 12 else "middle"
         parts.append(
             f'<text class="tick" text-anchor="{anchor}" x="{place:.1f}" y="{HEIGHT - _BOTTOM + 19}">{escape(x_label(x))}</text>'

@@ -50,7 +50,9 @@ def summary(report: Report) -> list[str]:
         said.append("There is no verdict (exit status 3): neither that there is a fault nor that none was seen.")
     skipped = [mode for mode in report.modes if mode.verdict == "not testable"]
     if skipped:
-        said.append(f"Not testable here: {_joined([f'{mode.mode} ({mode.reason})' if mode.reason else mode.mode for mode in skipped])}.")
+        said.append(
+            f"Not testable here: {_joined([f'{mode.mode} ({mode.reason})' if mode.reason else mode.mode for mode in skipped])}."
+        )
     if not report.control:
         said.append("No control was run: whether a fault of this kind would have been seen was not tried out.")
     return said

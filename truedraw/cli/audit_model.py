@@ -102,7 +102,10 @@ def audit_model(
 def _prompts(engine: Engine, path: str | None, *, raw: bool) -> Sequence[Prompt]:
     from truedraw.cli import load_inputs
 
-    return load_inputs.prompts(path, raw=raw or engine.model.tokenizer.chat_template is None)
+    if raw or engine.model.tokenizer.chat_template is None:
+        return load_inputs.prompts(path, raw=True)
+    found = load_inputs.prompts(path, raw=False)
+    return [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in found]
 
 
 def _announce(asked: ModelAudit) -> None:
