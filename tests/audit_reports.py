@@ -39,8 +39,8 @@ FOUND = ModeReport(
 CONTRACT = ModeReport("what must hold exactly", "fault found", "Does every step do what it must?", samples=1, unit="steps")
 UNTESTABLE = ModeReport("seed contract", "not testable", "Is a seeded text the same?", reason=f"no seeds: {NASTY}")
 UNFINISHED = ModeReport(
-    "self-consistency", "not completed", "Do tokens agree with logprobs?", reason="the server answered 500", samples=37, alpha=0.01,
-    e_value=1.0, p_value=1.0, path=((0, 0.0), (37, 0.0)),
+    "self-consistency", "not completed", "Do tokens agree with logprobs?", reason="the server answered 500", samples=37,
+    alpha=0.01, e_value=1.0, p_value=1.0, path=((0, 0.0), (37, 0.0)),
 )  # fmt: skip
 
 

@@ -126,7 +126,8 @@ def _directions(mode: ModeReport, name: str) -> str:
     hit = 0.0 if mode.alpha is None else 1 / mode.alpha
     body = "".join(_direction(each, mode.verdict == "fault found" and each.e_value >= hit) for each in mode.directions)
     return (
-        f'<h3>Directions</h3>\n<div class="scroll" tabindex="0" role="region" aria-label="Directions of {escape(mode.mode)}">\n<table>'
+        f'<h3>Directions</h3>\n<div class="scroll" tabindex="0" role="region" aria-label="Directions of {escape(mode.mode)}">\n'
+        "<table>"
         "<caption>Each compares how often a kind of token came with what the target's law says. A shift is counted as a share of "
         f"what the direction can vary by: no smaller total variation can cause it.</caption>\n<thead><tr>{row}</tr></thead>\n"
         f"<tbody>{body}</tbody></table></div>\n"
@@ -138,7 +139,8 @@ def _direction(each: DirectionReport, hit: bool) -> str:
         f"{each.samples:,}", words.number(each.e_value), f"{each.shift:+.4f}", words.shift(each.bound),
         words.shift(each.detectable),
     )  # fmt: skip
-    return f'<tr{_class("hit", hit)}><th scope="row">{escape(each.name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+    numbers = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    return f'<tr{_class("hit", hit)}><th scope="row">{escape(each.name)}</th>{numbers}</tr>'
 
 
 def _facts(report: Report) -> str:

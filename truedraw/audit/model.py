@@ -251,9 +251,10 @@ class _Audit:
     ) -> ModeReport:  # fmt: skip
         evidence, alpha = run.watch.evidence, self._asked.alpha
         count = evidence.count
+        smallest = smallest_shift(count, log_goal(NUM_BETS, alpha)) if count else None
         return ModeReport(
             mode, verdict, asked, reason=reason, samples=count, alpha=alpha, e_value=evidence.e_value,
-            p_value=min(1.0, 1 / evidence.e_value), detectable=smallest_shift(count, log_goal(NUM_BETS, alpha)) if count else None,
+            p_value=min(1.0, 1 / evidence.e_value), detectable=smallest,
             fired=evidence.fired(), example=example, path=evidence.path, notes=notes, directions=evidence.directions(),
         )  # fmt: skip
 
@@ -298,8 +299,8 @@ class _Audit:
 
 
 _WHAT = {
-    "coupled": "The coupled rule emits the target's own draw, whatever is drafted: tested is that this draw has the target's law, "
-    "and that it leans neither towards the drafter's probabilities nor away from them. Every request has a seed of its own; "
+    "coupled": "The coupled rule emits the target's own draw, whatever is drafted: tested is that this draw has the target's "
+    "law, and that it leans neither towards the drafter's probabilities nor away from them. Every request has a seed of its own; "
     "that equal seeds give equal texts is not tested here."
 }
 

@@ -49,7 +49,8 @@ def evidence_plot(path: Sequence[tuple[int, float]], alpha: float, unit: str, na
     parts.append(f'<circle class="dot" cx="{axes.x(end[0]):.1f}" cy="{axes.y(end[1]):.1f}" r="4"/>')
     peak = max(y for _x, y in points)
     crossed = "It reached the line of a fault." if peak >= goal else "It stayed below the line of a fault."
-    told = f"After {_count(end[0])} {unit} the evidence is {_power(round(end[1], 1))}; its largest was {_power(round(peak, 1))}. {crossed}"
+    now, most = _power(round(end[1], 1)), _power(round(peak, 1))
+    told = f"After {_count(end[0])} {unit} the evidence is {now}; its largest was {most}. {crossed}"
     return _svg(name, "How the evidence grew", told, parts)
 
 
@@ -71,8 +72,8 @@ def power_plot(samples: int, detectable: float, detect: float | None, unit: str,
     parts.append(f'<circle class="dot" cx="{here[0]:.1f}" cy="{here[1]:.1f}" r="5"/>')
     parts.append(f'<text class="mark" x="{here[0] + 9:.1f}" y="{here[1] - 8:.1f}">this run: {detectable:.2g}</text>')
     told = (
-        f"{_count(samples)} {unit} see a total variation of {detectable:.2g} with 95 percent power. Four times as many see half of "
-        "that."
+        f"{_count(samples)} {unit} see a total variation of {detectable:.2g} with 95 percent power. Four times as many see "
+        "half of that."
     )
     return _svg(name, "The smallest shift that so many samples see", told, parts)
 
