@@ -65,7 +65,8 @@ def pass_means(report: Report) -> str:
         return "What was checked is exact: no rate of error, and nothing said about anything else."
     return (
         f"Shifts smaller than a total variation (TV, the share of tokens that would differ) of {shift(max(sizes))}, in a "
-        "direction that was looked at, would not have been seen reliably; shifts in other directions may not have been seen at all."
+        "direction that was looked at, would not have been seen reliably; shifts in other directions may not have "
+        "been seen at all."
     )
 
 
