@@ -1,6 +1,7 @@
 """Reports of every kind, for the tests of text, page and JSON."""
 
 import math
+from dataclasses import replace
 
 from truedraw.audit.findings import DirectionReport, Example, Fired, ModeReport, Report
 
@@ -33,9 +34,10 @@ CLEAN = ModeReport(
 FOUND = ModeReport(
     "law of the tokens", "fault found", "Is every emitted token drawn from the target's law at its place?", samples=1240,
     alpha=0.01, e_value=math.inf, p_value=0.0, detectable=0.088, path=(*path(1.9, 1200), (1240, math.inf)),
-    fired=(Fired(f"{NASTY}: more than the target's law has", 1e30, "after a rejected draft the replacement is drawn wrongly"),),
+    fired=(Fired(f"too many {NASTY}", 1e30, "after a rejected draft the replacement is drawn wrongly"),),
     example=Example(f"after {NASTY}", f"curl http://127.0.0.1:8000/v1/completions -d '{NASTY}'"), directions=DIRECTIONS,
 )  # fmt: skip
+OTHER = replace(CLEAN, mode="against a reference")
 CONTRACT = ModeReport("what must hold exactly", "fault found", "Does every step do what it must?", samples=1, unit="steps")
 UNTESTABLE = ModeReport("seed contract", "not testable", "Is a seeded text the same?", reason=f"no seeds: {NASTY}")
 UNFINISHED = ModeReport(
@@ -55,8 +57,8 @@ def report(*modes, control=(CONTROL,), **changed):
 
 ALL = {
     "clean": report(CLEAN),
-    "fault": report(FOUND, CLEAN),
-    "contract": report(CLEAN, CONTRACT),
+    "fault": report(FOUND, OTHER),
+    "contract": report(OTHER, CONTRACT),
     "no control": report(CLEAN, control=()),
     "control missed": report(CLEAN, control=(MISSED,)),
     "control missed, fault": report(FOUND, control=(MISSED,)),

@@ -71,7 +71,7 @@ def pair(rule="token", drafter="model", slots=4, length=3):
 
 
 def asked(**changed):
-    return ModelAudit(**{"params": PARAMS, "answer": 60, "max_tokens": 300, **changed})
+    return ModelAudit(**{"params": PARAMS, "max_tokens": 60, "max_tokens_total": 300, **changed})
 
 
 def modes(report):
@@ -112,7 +112,7 @@ def test_a_forbidden_token_decides_at_once():
 def test_rows_with_one_token_say_nothing():
     evidence = Evidence(0.01)
     evidence.add(np.array([1.0, 0.0]), np.array([0.5, 0.5]), 0)
-    assert evidence.log_e == 0 and evidence.informative == 0 and evidence.directions() == ()
+    assert abs(evidence.log_e) < 1e-12 and evidence.informative == 0 and evidence.directions() == ()
 
 
 def test_the_path_is_thinned_and_ends_where_the_run_does():
@@ -180,11 +180,11 @@ def test_confidence_bounds_cover_at_every_moment():
 )  # fmt: skip
 def test_shipped_rules_pass(rule, drafter):
     with pair(rule, drafter) as engine:
-        report = audit_model(engine, PROMPTS, asked(max_tokens=1500, detect=0.1, seed=5))
+        report = audit_model(engine, PROMPTS, asked(max_tokens_total=700, detect=0.2, seed=5))
     found = modes(report)
     assert found[LAW].verdict == "no evidence" == found[EXACT].verdict, found
     assert found[CONTROL].verdict == "fault found" and report.status == 0, found[CONTROL]
-    assert found[LAW].samples >= 1500 and 0.05 < found[LAW].detectable < 0.1
+    assert found[LAW].samples >= 700 and 0.1 < found[LAW].detectable < 0.13
     assert all(each.bound >= abs(each.shift) and each.e_value < 100 for each in found[LAW].directions)
 
 
@@ -198,13 +198,13 @@ def accusations(seeds, **changed):
 
 
 def test_few_false_alarms():
-    """Twelve audits: more than 2 accusations come with a probability below 3e-4."""
-    assert accusations(range(12), max_tokens=250) <= 2
+    """Ten audits: more than 2 accusations come with a probability below 3e-4."""
+    assert accusations(range(10), max_tokens_total=150) <= 2
 
 
 @pytest.mark.long
 def test_calibration_over_fifty_seeds():
-    assert accusations(range(50), max_tokens=1500) <= 5
+    assert accusations(range(50), max_tokens_total=1500) <= 5
 
 
 def test_the_same_seed_gives_the_same_audit():
@@ -274,7 +274,7 @@ def found_in(name, detect, full, runs):
     found = 0
     for seed in range(runs):
         with pair("token") as engine:
-            audit = asked(detect=detect, max_tokens=None, seed=100 + seed)
+            audit = asked(detect=detect, max_tokens_total=None, seed=100 + seed)
             share = min(1.0, detect / full)
 
             def wrap(rule, share=share, seed=seed):
@@ -295,14 +295,14 @@ def law_of(engine, audit, wrap):
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_are_found_and_named(name):
     with pair("token") as engine:
-        law = law_of(engine, asked(max_tokens=4000), FAULTS[name])
+        law = law_of(engine, asked(max_tokens_total=4000), FAULTS[name])
     assert law.verdict == "fault found" and law.samples < 4000
     assert law.fired[0].e_value >= 100 and law.fired[0].usually and law.example.text
 
 
 def test_the_naive_resample_is_called_by_its_name():
     with pair("token") as engine:
-        law = law_of(engine, asked(max_tokens=4000), FAULTS["naive resample"])
+        law = law_of(engine, asked(max_tokens_total=4000), FAULTS["naive resample"])
     assert any("the target's whole row" in fired.usually for fired in law.fired)
 
 
@@ -318,7 +318,7 @@ def test_faults_are_found_at_the_announced_size(name):
 
 def test_a_lossy_rule_is_a_fault_and_says_why():
     with pair("lenience:0.3") as engine:
-        report = audit_model(engine, PROMPTS, asked(max_tokens=3000, detect=0.1))
+        report = audit_model(engine, PROMPTS, asked(max_tokens_total=3000, detect=0.1))
     law = modes(report)[LAW]
     assert report.status == 1 and law.verdict == "fault found" and any("on purpose" in note for note in law.notes)
 
@@ -385,7 +385,7 @@ def test_greedy_decoding_has_no_law_to_test():
 
 def test_a_control_that_is_not_seen_gives_status_3():
     with pair() as engine:
-        report = audit_model(engine, PROMPTS, asked(max_tokens=20))
+        report = audit_model(engine, PROMPTS, asked(max_tokens_total=20))
     assert report.status == 3 and not report.control_seen and "20 were allowed" in " ".join(modes(report)[LAW].notes)
 
 
@@ -406,7 +406,7 @@ def test_an_engine_that_fails_gives_a_partial_report(monkeypatch):
             return forward(chunks)
 
         monkeypatch.setattr(engine.model.runner, "forward", fail)
-        report = audit_model(engine, PROMPTS, asked(max_tokens=4000, detect=0.2))
+        report = audit_model(engine, PROMPTS, asked(max_tokens_total=4000, detect=0.2))
     law = modes(report)[LAW]
     assert report.status == 3 and law.verdict == "not completed" and law.reason == "the device is gone"
     assert engine.wrap_rule is None
@@ -419,7 +419,7 @@ def test_ctrl_c_gives_a_partial_report(when):
             raise KeyboardInterrupt
 
     with pair() as engine:
-        report = audit_model(engine, PROMPTS, asked(max_tokens=1500, detect=0.1), on_progress=stop)
+        report = audit_model(engine, PROMPTS, asked(max_tokens_total=600, detect=0.2), on_progress=stop)
         assert engine.idle and engine.wrap_rule is None
     assert report.status == 3 and modes(report)[LAW].reason == "interrupted"
 
@@ -428,7 +428,7 @@ def test_ctrl_c_gives_a_partial_report(when):
     ("changed", "message"),
     [
         ({"alpha": 0.0}, "alpha is 0.0"), ({"alpha": 1.0}, "alpha is 1.0"), ({"detect": 0.5}, "detect is 0.5"),
-        ({"max_tokens": 0}, "max_tokens is 0"), ({"answer": 0}, "answer is 0"),
+        ({"max_tokens_total": 0}, "max_tokens_total is 0"), ({"max_tokens": 0}, "max_tokens is 0"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked(changed, message):
@@ -465,7 +465,7 @@ def test_the_command(tmp_path):
 
 
 def test_the_command_convicts_and_its_line_repeats_it():
-    arguments = ("--draft-model", "toy", "--drafter", "suffix+model", "--rule", "lenience:0.2", "--allow-lossy")
+    arguments = ("--drafter", "suffix", "--rule", "lenience:0.2", "--allow-lossy", "--ignore-eos")
     done = command(*arguments, "--detect", "0.1", "--json")
     told = json.loads(done.stdout)
     assert done.returncode == 1 == told["status"] and not told["ok"] and told["findings"]
@@ -478,7 +478,7 @@ def test_the_command_convicts_and_its_line_repeats_it():
         (["--detect", "0.6"], "detect is 0.6"), (["--alpha", "2"], "alpha is 2.0"),
         (["--save", "report.pdf"], "save is 'report.pdf'"),
         (["--seed", "-1"], "seed is -1"), (["--rule", "biased_resample"], "has to be allowed"),
-        (["--prompts", "missing.txt"], "there is no such file"), (["--max-tokens-total", "0"], "max_tokens"),
+        (["--prompts", "missing.txt"], "there is no such file"), (["--max-tokens-total", "0"], "max_tokens_total is 0"),
     ],
 )  # fmt: skip
 def test_usage_errors_are_one_line(arguments, message):

@@ -70,8 +70,8 @@ def test_examples_run(example):
 
 def test_the_option_list_is_current():
     page = (ROOT / "docs" / "cli.md").read_text()
-    for command in ("generate", "chat", "prove", "explain", "plan", "profile", "bench", "load"):
-        shown = run([sys.executable, "-m", "truedraw", command, "--help"])
+    for command in ("generate", "chat", "prove", "explain", "plan", "profile", "bench", "load", "audit model"):
+        shown = run([sys.executable, "-m", "truedraw", *command.split(), "--help"])
         options = set(re.findall(r"--[a-z][a-z-]+", shown))
         section = page.partition(f"## truedraw {command}")[2].partition("\n## ")[0]
         assert set(re.findall(r"--[a-z][a-z-]+", section)) >= options - {"--help"}, command

@@ -63,20 +63,20 @@ DIRECTIONS: tuple[Direction, ...] = (
     ),
     Direction("tokens that the drafter likes more than the target does", _likes_more, True, _LENIENT, _STRICT),
     Direction(
-        "tokens in proportion to the drafter's probability", goodness.draft_probability, True,
+        "tokens that the drafter finds likely", goodness.draft_probability, True,
         "a second chance for the draft: a fresh draw after a failed match; " + _LENIENT, _STRICT,
     ),
-    Direction("the drafter's probability over the target's", goodness.log_ratio, True, _LENIENT, _STRICT),
+    Direction("tokens that the drafter finds many times likelier than the target does", goodness.log_ratio, True, _LENIENT, _STRICT),
     Direction(
-        "the drafter's favourite", goodness.argmax_q, True,
+        "tokens that are the drafter's favourite", goodness.argmax_q, True,
         "drafts that are the drafter's favourite but said to be drawn; " + _LENIENT, _STRICT,
     ),
     Direction("likely tokens", goodness.log_p, True, _SHARP + "; unlikely drafts that are dropped", _BLUNT),
-    Direction("the target's favourite", _favourite, True, "verification by the most likely token", _BLUNT),
+    Direction("tokens that are the target's favourite", _favourite, True, "verification by the most likely token", _BLUNT),
     Direction("tokens with a probability below 1 in 10,000", goodness.tail, True, _UNCUT, _CUT),
     Direction("likely tokens, where nothing was drafted", goodness.log_p, False, _SHARP, _BLUNT),
     Direction(
-        "the target's favourite, where nothing was drafted", _favourite, False,
+        "tokens that are the target's favourite, where nothing was drafted", _favourite, False,
         "the token after an accepted block is the most likely one instead of a drawn one", _BLUNT,
     ),
     Direction("tokens with a probability below 1 in 10,000, where nothing was drafted", goodness.tail, False, _UNCUT, _CUT),
@@ -187,7 +187,7 @@ class Evidence:
         told = []
         for i in strong:
             direction, more = DIRECTIONS[i], self._sums[i, 1] >= 0
-            name = f"{direction.name}: {'more' if more else 'fewer'} than the target's law has"
+            name = f"too {'many' if more else 'few'} {direction.name}"
             told.append(Fired(name, _exp(self._best[i]), direction.more if more else direction.less))
         return tuple(told)
 

@@ -12,7 +12,7 @@ Verdict = Literal["no evidence", "fault found", "not testable", "not completed"]
 class Fired:
     """A direction in which the evidence grew beyond its bound.
 
-    name      of the direction, as "more likely tokens than p"
+    name      of the direction, as "too many likely tokens"
     e_value   of this direction alone
     usually   what most often causes it
     """

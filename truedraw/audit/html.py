@@ -43,7 +43,7 @@ def _header(report: Report) -> str:
 
 def _verdict(report: Report, tone: str) -> str:
     said = [f"<p{_class('first', i == 0)}>{escape(sentence)}</p>" for i, sentence in enumerate(words.summary(report))]
-    power = [mode.detectable for mode in report.modes if mode.detectable is not None]
+    power = [size for mode in report.modes if (size := words.power(mode)) is not None]
     figures = [
         ("Control", words.control_line(report), "a fault planted on purpose"),
         ("Smallest shift seen", f"TV {words.shift(max(power))}" if power else "-", "with 95 % power"),
@@ -66,7 +66,8 @@ def _figures(figures: Iterable[tuple[str, str, str]]) -> str:
 
 def _mode(mode: ModeReport, report: Report, name: str, *, planted: bool = False) -> str:
     """One question: verdict, figures, what fired, how to see it again, plots, directions, notes."""
-    badge, tone = mode.verdict, _TONES[mode.verdict]
+    badge: str = mode.verdict
+    tone = _TONES[mode.verdict]
     if planted:
         badge, tone = ("seen, as it should be", "good") if mode.verdict == "fault found" else ("not seen", "bad")
     title = f"Control: {mode.mode}" if planted else mode.mode[:1].upper() + mode.mode[1:]
@@ -93,8 +94,8 @@ def _mode_figures(mode: ModeReport) -> list[tuple[str, str, str]]:
     figures = [("Looked at", words.samples(mode), "")]
     if words.evidence(mode):
         figures.append(("Evidence", words.evidence(mode), words.evidence_means(mode)))
-    if mode.detectable is not None:
-        figures.append(("Smallest shift seen", f"TV {words.shift(mode.detectable)}", "with 95 % power"))
+    if words.power(mode) is not None:
+        figures.append(("Smallest shift seen", f"TV {words.shift(words.power(mode))}", "with 95 % power"))
     if mode.floor is not None:
         figures.append(("Floor", f"TV {mode.floor:.2g}", "allowed for"))
     return figures
@@ -113,8 +114,9 @@ def _plots(mode: ModeReport, report: Report, name: str) -> str:
     alpha = report.alpha if mode.alpha is None else mode.alpha
     if len(mode.path) > 1:
         plots.append(evidence_plot(mode.path, alpha, mode.unit, f"{name}-evidence"))
-    if mode.detectable is not None and 0 < mode.detectable < 1 and mode.samples:
-        plots.append(power_plot(mode.samples, mode.detectable, report.detect, mode.unit, f"{name}-power"))
+    size = words.power(mode)
+    if size is not None and 0 < size < 1 and mode.samples:
+        plots.append(power_plot(mode.samples, size, report.detect, mode.unit, f"{name}-power"))
     return f'<div class="plots">{"".join(plots)}</div>\n' if plots else ""
 
 

@@ -41,19 +41,19 @@ class ModelAudit:
     """What is asked. Raises InvalidParameter.
 
     detect      the smallest total variation to find, averaged over all tokens; the number of tokens follows
-    max_tokens  looked at at most, in the control and in the audit each; None: as many as `detect` needs
-    answer      tokens of each answer at most
+    max_tokens_total  looked at at most, in the control and in the audit each; None: as many as `detect` needs
+    max_tokens  of each answer at most
     """
 
     params: SamplingParams
     alpha: float = 0.01
     detect: float = 0.05
-    max_tokens: int | None = None
-    answer: int = 128
+    max_tokens_total: int | None = None
+    max_tokens: int = 128
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "answer"):
+        for name in ("max_tokens_total", "max_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidParameter(name, value, "an integer >= 1")
@@ -66,7 +66,7 @@ class ModelAudit:
 
     @property
     def limit(self) -> int:
-        return self.needed if self.max_tokens is None else self.max_tokens
+        return self.needed if self.max_tokens_total is None else self.max_tokens_total
 
 
 @dataclass(slots=True)
@@ -120,11 +120,13 @@ class _Audit:
 
     def _rule_name(self) -> str:
         """The rule that requests without a seed get here; checks the parameters and every prompt too."""
-        params = replace(self._asked.params, seed=None, n=1, max_tokens=self._asked.answer)
-        requests = [self._engine.submit(prompt, params) for prompt in self._prompts]
-        for request in requests:
+        params = replace(self._asked.params, seed=None, n=1, max_tokens=self._asked.max_tokens)
+        names = []
+        for prompt in self._prompts:
+            request = self._engine.submit(prompt, params)
             self._engine.cancel(request)
-        return requests[0].rule_name
+            names.append(request.rule_name)
+        return names[0]
 
     # ------------------------------------------------------------ drawing
 
@@ -133,7 +135,7 @@ class _Audit:
         words = np.random.SeedSequence((self._asked.seed, self._num_requests)).generate_state(1, np.uint64)
         prompt = self._prompts[self._num_requests % len(self._prompts)]
         self._num_requests += 1
-        params = replace(self._asked.params, seed=int(words[0]), n=1, max_tokens=self._asked.answer)
+        params = replace(self._asked.params, seed=int(words[0]), n=1, max_tokens=self._asked.max_tokens)
         return self._engine.submit(prompt, params, rule=self._rule)
 
     def _draw(self, what: str, wrap: Callable[[Rule], Rule], watch: Watch, limit: int) -> _Run:
@@ -234,7 +236,7 @@ class _Audit:
             )
         if evidence.rejects:
             text = run.watch.forbidden or (
-                f"The evidence passed 1 in {1 / asked.alpha:,.0f} after {evidence.count:,} tokens "
+                f"The evidence passed {1 / asked.alpha:,.0f} after {evidence.count:,} tokens "
                 f"(answers to {len(self._prompts)} prompts in turn, seed {asked.seed})."
             )
             return self._measured(LAW, "fault found", question, run, example=Example(text, command), notes=tuple(notes))

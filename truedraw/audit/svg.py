@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 460, 270
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 16, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 14, 16, 48
 _HIGHEST = 30.0  # powers of ten that are drawn at most: beyond, a curve leaves the picture
 
 
@@ -108,7 +108,7 @@ def _grid(
     parts.append(f'<text class="name" text-anchor="middle" x="{middle:.0f}" y="{HEIGHT - 6}">{escape(x_name)}</text>')
     centre = (_TOP + HEIGHT - _BOTTOM) / 2
     parts.append(
-        f'<text class="name" text-anchor="middle" transform="rotate(-90 14 {centre:.0f})" x="14" y="{centre:.0f}">'
+        f'<text class="name" text-anchor="middle" transform="rotate(-90 13 {centre:.0f})" x="13" y="{centre:.0f}">'
         f"{escape(y_name)}</text>"
     )
     return "".join(parts)

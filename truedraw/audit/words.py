@@ -38,6 +38,11 @@ def summary(report: Report) -> list[str]:
     if report.findings:
         names = _joined([mode.mode for mode in report.findings])
         said.append(f"Found in: {names}. {_false_alarm(report)}")
+        strongest = max(
+            (fired for mode in report.findings for fired in mode.fired), key=lambda fired: fired.e_value, default=None
+        )
+        if strongest is not None:
+            said.append(f"The strongest sign: {strongest.name}. Usual cause: {strongest.usually}.")
     elif report.status == 0:
         said.append(f"Nothing was found that contradicts the target's law. {pass_means(report)}")
     unfinished = [mode for mode in report.modes if mode.verdict == "not completed"]
@@ -73,7 +78,7 @@ def pass_means(report: Report) -> str:
 def _false_alarm(report: Report) -> str:
     if all(mode.e_value is None and mode.p_value is None for mode in report.findings):
         return "What was broken holds without exception in an engine that is right."
-    return f"An engine without fault is accused so in {odds(report.alpha)} of such tests at most."
+    return f"Such a test accuses an engine without fault in {odds(report.alpha)} runs at most."
 
 
 def control_line(report: Report) -> str:
@@ -102,6 +107,11 @@ def evidence_means(mode: ModeReport) -> str:
     if mode.e_value is not None:
         return f"a fault is told from {number(1 / mode.alpha)} on"
     return f"a fault is told below {mode.alpha:g}" if mode.p_value is not None else ""
+
+
+def power(mode: ModeReport) -> float | None:
+    """The smallest shift seen, where that is worth telling: a fault that was found ends a run early."""
+    return None if mode.verdict == "fault found" else mode.detectable
 
 
 def shift(value: float | None) -> str:
