@@ -66,7 +66,9 @@ DIRECTIONS: tuple[Direction, ...] = (
         "tokens that the drafter finds likely", goodness.draft_probability, True,
         "a second chance for the draft: a fresh draw after a failed match; " + _LENIENT, _STRICT,
     ),
-    Direction("tokens that the drafter finds many times likelier than the target does", goodness.log_ratio, True, _LENIENT, _STRICT),
+    Direction(
+        "tokens that the drafter finds many times likelier than the target does", goodness.log_ratio, True, _LENIENT, _STRICT
+    ),
     Direction(
         "tokens that are the drafter's favourite", goodness.argmax_q, True,
         "drafts that are the drafter's favourite but said to be drawn; " + _LENIENT, _STRICT,
@@ -117,29 +119,32 @@ class Evidence:
         """Take in one token, drawn (the null says) from p. p: sums to 1 within rounding."""
         self.count += 1
         self.drafted += q is not None
-        support = np.flatnonzero(p > 0)
-        place = int(np.searchsorted(support, token))
-        if place == len(support) or support[place] != token:
+        if not 0 <= token < len(p) or not p[token] > 0:
             self.violations += 1
             self._log_wealth[:] = math.inf
             self._best[:] = math.inf
-        elif len(support) > 1:
-            self.informative += 1
-            row = p[support] / p[support].sum()
-            self._bet(row, row if q is None else q[support], q is not None, place)
+        else:
+            possible = p > 0
+            if not possible.all():
+                token = int(np.count_nonzero(possible[:token]))
+                p, q = p[possible], None if q is None else q[possible]
+            if len(p) > 1:
+                self.informative += 1
+                row = p / p.sum()
+                self._bet(row, row if q is None else q, q is not None, token)
         log_e = self.log_e
         self.log_maximum = max(self.log_maximum, log_e)
         self._remember(log_e)
 
-    def _bet(self, p: Probs, q: Probs, drafted: bool, place: int) -> None:
+    def _bet(self, p: Probs, q: Probs, drafted: bool, token: int) -> None:
         for i, direction in enumerate(DIRECTIONS):
             if direction.drafted != drafted:
                 continue
             g = direction.values(p, q)
-            low, high, mean = float(g.min()), float(g.max()), float(p @ g)
+            low, high, mean = float(g.min()), float(g.max()), _mean(p, g)
             if high - low < _FLAT:
                 continue
-            gain = float(g[place]) - mean
+            gain = float(g[token]) - mean
             for way, (won, worst) in enumerate(((gain, mean - low), (-gain, high - mean))):
                 stakes = np.minimum(LAMBDAS, 1 / worst) if worst > 0 else LAMBDAS
                 with np.errstate(divide="ignore"):
@@ -147,7 +152,7 @@ class Evidence:
             average = float(np.logaddexp.reduce(self._log_wealth[i], axis=None)) - math.log(2 * len(LAMBDAS))
             self._best[i] = max(self._best[i], average)
             width = high - low
-            self._sums[i] += 1, gain / width, (gain / width) ** 2, float(p @ (g - mean) ** 2) / width**2
+            self._sums[i] += 1, gain / width, (gain / width) ** 2, _mean(p, (g - mean) ** 2) / width**2
 
     def _remember(self, log_e: float) -> None:
         """Points of the path, thinned out where there are many; the last is always there."""
@@ -210,6 +215,11 @@ class Evidence:
                     )
                 )
         return tuple(told)
+
+
+def _mean(p: Probs, values: Probs) -> float:
+    """E_p of the values. Shapes (vocab,)."""
+    return float((p * values).sum())
 
 
 def _exp(log: float) -> float:
