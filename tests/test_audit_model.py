@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from truedraw.audit.evidence import DIRECTIONS, NUM_BETS, Evidence
-from truedraw.audit.model import CONTROL, EXACT, LAW, ModelAudit, audit_model
+from truedraw.audit.model import CONTROL, EXACT, LAW, ModelAudit, _Audit, audit_model
 from truedraw.audit.planted_model import in_a_share
 from truedraw.audit.power import LAMBDAS, confidence_bound, log_goal, smallest_shift, tokens_needed
 from truedraw.drafters.model import ModelDrafter
@@ -245,8 +245,8 @@ FAULTS = {
 
 
 def law_shift(name, num_steps=4000):
-    """Mean total variation of a token's law under a fault at full strength, from the frequencies of many draws at each of some
-    positions of the token rule's block: a first and a second one."""
+    """Mean total variation of a token's law under a fault at full strength: of a step's first token, from the frequencies of many
+    draws at some positions, times the share of the tokens that such a fault acts on in a run of the right rule."""
     from truedraw.randomness import StepNoise
     from truedraw.types import DenseRows, Proposal
 
@@ -261,7 +261,12 @@ def law_shift(name, num_steps=4000):
             verdict = rule(Proposal(drafts, DenseRows((q, q))), [rows[0], rows[drafts[0]], rows[1]], StepNoise(i, 0, place))
             counts[drafts[0] if verdict.path else verdict.next_token] += 1
         off.append(np.abs(counts / num_steps - rows[0]).sum() / 2)
-    return float(np.mean(off))
+    with pair("token") as engine:
+        work = _Audit(engine, PROMPTS, asked(), lambda what, count, log_e: None)
+        run = work._draw("audit", lambda right: right, work._watch(), 300)
+    evidence = run.watch.evidence
+    acts_on = run.steps if name == "first draft never checked" else evidence.drafted
+    return float(np.mean(off)) * acts_on / evidence.count
 
 
 def softmax(logits):
@@ -286,8 +291,6 @@ def found_in(name, detect, full, runs):
 
 def law_of(engine, audit, wrap):
     """The main verdict on an engine with a rule exchanged, without the control."""
-    from truedraw.audit.model import _Audit
-
     work = _Audit(engine, PROMPTS, audit, lambda what, count, log_e: None)
     return work._law(work._draw("audit", wrap, work._watch(), audit.limit), "")
 
@@ -346,8 +349,6 @@ def test_a_rule_that_refuses_the_target_s_own_drafts_is_told(rule):
         return verify
 
     with pair(rule, "same") as engine:
-        from truedraw.audit.model import _Audit
-
         work = _Audit(engine, PROMPTS, asked(), lambda what, count, log_e: None)
         exact = work._exact(work._draw("audit", refuse, work._watch(), 300), "")
     assert exact.verdict == "fault found" and "refused drafts" in exact.example.text
@@ -363,8 +364,6 @@ def test_a_forbidden_token_is_told():
         return verify
 
     with pair() as engine:
-        from truedraw.audit.model import _Audit
-
         work = _Audit(engine, PROMPTS, asked(params=SamplingParams(top_k=3, ignore_eos=True)), lambda what, count, log_e: None)
         run = work._draw("audit", forbidden, work._watch(), 300)
         law, exact = work._law(run, "truedraw audit model"), work._exact(run, "")

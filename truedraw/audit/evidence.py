@@ -48,6 +48,18 @@ def _favourite(p: Probs, q: Probs) -> Probs:
     return goodness.argmax_q(p, p)
 
 
+def _greedily_verified(p: Probs, q: Probs) -> Probs:
+    """How much likelier a token is where a draft is kept if and only if it is the most likely token (FAULTS.md B16), and the
+    residual takes its place else; 1 where the two rows are one."""
+    left = np.maximum(p - q, 0.0)
+    if not left.any():
+        return np.ones_like(p)
+    best = int(p.argmax())
+    law = (1 - q[best]) * left / left.sum()
+    law[best] += q[best]
+    return law / p
+
+
 _LENIENT = "drafts are accepted without a check, or too readily; the check compares with another position's row"
 _STRICT = "drafts are rejected too often without the replacement making up for it"
 _SHARP = "a temperature that is too low, or the most likely token taken where one should be drawn"
@@ -72,6 +84,10 @@ DIRECTIONS: tuple[Direction, ...] = (
     Direction(
         "tokens that are the drafter's favourite", goodness.argmax_q, True,
         "drafts that are the drafter's favourite but said to be drawn; " + _LENIENT, _STRICT,
+    ),
+    Direction(
+        "tokens that a greedy verification would emit", _greedily_verified, True,
+        "a draft is kept only if it is the target's most likely token, though temperature is above 0", _LENIENT,
     ),
     Direction("likely tokens", goodness.log_p, True, _SHARP + "; unlikely drafts that are dropped", _BLUNT),
     Direction("tokens that are the target's favourite", _favourite, True, "verification by the most likely token", _BLUNT),
