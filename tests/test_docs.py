@@ -70,18 +70,8 @@ def test_examples_run(example):
 
 def test_the_option_list_is_current():
     page = (ROOT / "docs" / "cli.md").read_text()
-    for command in (
-        "generate",
-        "chat",
-        "prove",
-        "explain",
-        "plan",
-        "profile",
-        "bench",
-        "load",
-        "audit function",
-        "audit process",
-    ):
+    commands = "generate chat serve prove explain plan profile bench load".split()
+    for command in (*commands, "audit endpoint", "audit function", "audit process", "audit model"):
         shown = run([sys.executable, "-m", "truedraw", *command.split(), "--help"])
         options = set(re.findall(r"--[a-z][a-z-]+", shown))
         section = page.partition(f"## truedraw {command}")[2].partition("\n## ")[0]

@@ -30,6 +30,7 @@ from truedraw.sequence import ActiveSequence
 from truedraw.text.prompt import Prompt, encode_prompt
 from truedraw.text.stream import TextStream
 from truedraw.types import FinishReason, Proposal, Result, SamplingParams, Stats, Step, StopRule
+from truedraw.verify import Rule
 
 DEFAULT_DRAFT_LENGTH = 7
 """Fixed until a controller chooses: a pass of 8 tokens, the size that CPU kernels like."""
@@ -135,6 +136,8 @@ class Engine:
         self._slots, self._turns = Slots(self._target), Turns()
         self.stats = Stats()
         """Pooled over all finished choices."""
+        self.wrap_rule: Callable[[Rule], Rule] | None = None
+        """Put around the rule of each choice that starts, for those who look on (audit/model.py)."""
         self.last_timing: StepTiming | None = None
         """Of the last step's pass, where it verified anything."""
 
@@ -378,6 +381,7 @@ class Engine:
     def _start(self, request: Request, choice: int, slot: int) -> ActiveSequence:
         params, tokenizer, options = request.params, self.model.tokenizer, request.options
         room = self._target.runner.max_length - len(request.prompt)
+        rule = find_rule(request.rule_name, allow_lossy=self._allow_lossy)
         self._num_sequences += 1
         return ActiveSequence(
             id=self._num_sequences,
@@ -388,7 +392,7 @@ class Engine:
             prompt_length=len(request.prompt),
             params=params,
             rule_name=request.rule_name,
-            rule=find_rule(request.rule_name, allow_lossy=self._allow_lossy),
+            rule=rule if self.wrap_rule is None else self.wrap_rule(rule),
             noise=Noise(request.seed, choice, self._source),
             stop=StopRule(
                 max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),

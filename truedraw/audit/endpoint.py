@@ -16,6 +16,7 @@ from truedraw.audit.contracts import Contract, contracts, first_difference
 from truedraw.audit.draws import Evidence, OnAgainstOff, SelfConsistency
 from truedraw.audit.findings import Example, ModeReport
 from truedraw.audit.heads import head_of, untestable
+from truedraw.audit.reference import Reference, Trust
 from truedraw.prove.goodness import detectable
 
 ANSWER_TOKENS = 16
@@ -52,6 +53,7 @@ class Plan:
     alpha   probability of any false alarm, all modes together
     detect  the smallest total variation, per token, that is to be found with a power of 95 %
     most    tokens to draw at most
+    reference  a local model whose rows are trusted, up to a floor that is measured
     off     where plain decoding is; None: it is asked for as truedraw servers know it, where that works
     """
 
@@ -63,12 +65,13 @@ class Plan:
     most: int = 60_000
     concurrency: int = 4
     headers: Mapping[str, str] = field(default_factory=dict)
+    reference: Reference | None = None
     timeout: float = 60.0
 
     @property
     def mode_alpha(self) -> float:
         """Each statistical mode's share."""
-        return self.alpha / (2 * len(SETTINGS))
+        return self.alpha / (2 * len(SETTINGS) + (self.reference is not None))
 
     @property
     def wanted(self) -> int:
@@ -88,7 +91,11 @@ class Plan:
 
 
 async def audit(
-    plan: Plan, on_progress: Progress = lambda what, share, evidence: None
+    plan: Plan,
+    on_progress: Progress = lambda what, share, evidence: None,
+    *,
+    settings: Sequence[tuple[str, Mapping[str, Any]]] = SETTINGS,
+    laws_only: bool = False,
 ) -> tuple[list[ModeReport], dict[str, str]]:
     """The report of each mode, and facts worth keeping. Never raises for what the server does."""
     async with Client(plan.headers, concurrency=plan.concurrency, timeout=plan.timeout) as client:
@@ -97,7 +104,7 @@ async def audit(
         except ServerFailed as error:
             return [ModeReport("connection", "not completed", "whether the server can be asked", str(error))], {}
         run = _Run(client, plan, found, on_progress)
-        await run.all()
+        await run.all(settings, laws_only=laws_only)
         facts = {**found.facts, "tokens drawn": str(client.num_tokens), "requests": str(client.num_requests)}
         if client.num_busy:
             facts["times it was busy (429)"] = str(client.num_busy)
@@ -223,13 +230,14 @@ class _Run:
         self._client, self._plan, self._found, self._on_progress = client, plan, found, on_progress
         self.reports: list[ModeReport] = []
         self._sample: list[Answer] = []
+        self._abilities = found.abilities
 
-    async def all(self) -> None:
-        for name, settings in SETTINGS:
-            await self._laws(name, settings)
+    async def all(self, settings: Sequence[tuple[str, Mapping[str, Any]]], *, laws_only: bool) -> None:
+        for name, parameters in settings:
+            await self._laws(name, parameters)
             if any(report.verdict == "not completed" for report in self.reports):
                 return
-        for mode in (self._contracts, self._seeds):
+        for mode in () if laws_only else (self._contracts, self._seeds):
             try:
                 await mode()
             except ServerFailed as error:
@@ -242,6 +250,7 @@ class _Run:
         """One setting: on against off, and the on run against its own report; both see the same draws."""
         plan, found, abilities = self._plan, self._found, self._found.abilities
         pairs, own = OnAgainstOff(), SelfConsistency()
+        trust = Trust(plan.reference, self._abilities) if plan.reference is not None and name == SETTINGS[0][0] else None
         why_not = untestable(settings, num_top=abilities.num_logprobs, raw=abilities.raw)
         failure = ""
         per_round = max(1, plan.concurrency)
@@ -260,6 +269,8 @@ class _Run:
                         own.add(on, prompt, heads)
                     if off is not None:
                         pairs.add(on, off, prompt)
+                    if trust is not None:
+                        trust.add(on, off, prompt, settings)
                 self._sample += ons[: 64 - len(self._sample)] if name == SETTINGS[0][0] else []
                 best = max(pairs.log_maximum, own.log_maximum) / math.log(10)
                 self._on_progress(name, min(drawn / target, 1.0), best)
@@ -270,10 +281,19 @@ class _Run:
             self._report(f"on against off, {name}", "whether speculation changes the law", found.why_not_off, None, None)
         else:
             self._report(f"on against off, {name}", "whether speculation changes the law", "", pairs, example, failure)
+        if trust is not None:
+            self._trusted(trust, example, failure)
         asked = "whether tokens are drawn as their own log-probabilities say"
         if why_not is None and not failure and not own.samples:
             why_not = "no token's report reached far enough"
         self._report(f"self-consistency, {name}", asked, why_not or "", own, example, failure)
+
+    def _trusted(self, trust: Trust, example: Example, failure: str) -> None:
+        asked = "whether tokens are drawn from the reference's rows, within the floor"
+        why_not = "" if trust.evidence.samples or failure else f"no answer could be scored: {trust.why_not or 'too few were drawn'}"
+        self._report("against a reference", asked, why_not, trust.evidence, example, failure)
+        if not why_not:
+            self.reports[-1] = replace(self.reports[-1], floor=trust.delta, notes=(*self.reports[-1].notes, *trust.notes))
 
     async def _draw(self, arm: Arm, prompts: Sequence[str], settings: Mapping[str, Any]) -> list[Answer]:
         """One answer to each, `concurrency` at a time, in the order of the prompts."""

@@ -12,7 +12,7 @@ Verdict = Literal["no evidence", "fault found", "not testable", "not completed"]
 class Fired:
     """A direction in which the evidence grew beyond its bound.
 
-    name      of the direction, as "more likely tokens than p"
+    name      of the direction, as "too many likely tokens"
     e_value   of this direction alone
     usually   what most often causes it
     """
@@ -34,6 +34,23 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
+class DirectionReport:
+    """What is known of one direction g, whether it fired or not.
+
+    shift       the mean of g(token) - E_p g, over the range of g: no smaller total variation can cause it
+    bound       on the size of that shift, at 95 % confidence for all directions together, whenever one stops
+    detectable  the smallest shift that this run would have seen with 95 % power; 1: none
+    """
+
+    name: str
+    samples: int
+    e_value: float
+    shift: float
+    bound: float
+    detectable: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModeReport:
     """One question that was asked of the engine, and what came out.
 
@@ -43,6 +60,7 @@ class ModeReport:
     detectable the smallest total variation that so many samples see with 95 % power; None where that has no meaning
     floor      total variation that the null allows (kernels, printed digits)
     path       (samples, log10 of the evidence) as it grew, for the plot
+    directions where rows are known
     """
 
     mode: str
@@ -60,6 +78,7 @@ class ModeReport:
     example: Example | None = None
     path: tuple[tuple[int, float], ...] = ()
     notes: tuple[str, ...] = ()
+    directions: tuple[DirectionReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +111,7 @@ class Report:
 
     @property
     def status(self) -> int:
-        """0 no evidence, 1 fault found, 3 could not be completed, also where the control was not seen or nothing was testable."""
+        """0 no evidence, 1 fault found, 3 could not be completed: also where the control was not seen, or nothing testable."""
         if self.findings:
             return 1
         tested = any(mode.verdict == "no evidence" for mode in self.modes)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from truedraw.audit.client import Answer
-from truedraw.audit.heads import Head
+from truedraw.audit.client import Abilities, Answer
+from truedraw.audit.draws import SelfConsistency
+from truedraw.audit.heads import Head, head_of
 from truedraw.cache import CachedModel
 from truedraw.registry import Model
 from truedraw.sampling import shape
@@ -17,6 +18,13 @@ from truedraw.text.prompt import encode_prompt
 from truedraw.types import Probs, SamplingParams
 
 _NAMED = 24
+
+
+ASSUMED = 0.03
+"""The floor where the server tells no log-probabilities to measure it by."""
+
+_MEASURED = 256  # tokens that the floor is measured on, before anything is bet
+_MARGIN = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,10 @@ class Reference:
         place = np.flatnonzero(ids == token)
         return Head(names, probs / probs.sum(), int(place[0]) if len(place) else len(names), 0.0)
 
+    def spelling(self, names: Sequence[str]) -> dict[str, str]:
+        """Token ids, as heads here name them, to the texts that servers report."""
+        return {name: self._model.tokenizer.token_bytes(int(name)).decode("utf-8", "replace") for name in names}
+
     def _ids(self, prompt: str, before: Sequence[int], answer: Answer) -> list[int] | None:
         keys = [token.key for token in answer.tokens]
         if keys and all(isinstance(key, int) and 0 <= key < self._model.runner.vocab_size for key in keys):
@@ -82,3 +94,54 @@ def distance(reported: Head, own: Head, spell: Mapping[str, str]) -> float | Non
     differences = [theirs[name] - ours[name] for name in shared]
     rest = -sum(differences)
     return 0.5 * (sum(map(abs, differences)) + abs(rest))
+
+
+class Trust:
+    """Evidence against a server whose rows should be within a floor of the reference's: the floor comes first.
+
+    delta  the largest distance that was seen between what the server reports and the reference's rows, with a margin of a
+           quarter, over the first tokens of plain answers where there are any
+    """
+
+    def __init__(self, reference: Reference, abilities: Abilities) -> None:
+        self._reference, self._abilities = reference, abilities
+        self.evidence = SelfConsistency()
+        self._distances: list[float] = []
+        self.delta: float | None = None if abilities.num_logprobs is not None and abilities.raw is not None else ASSUMED
+        self.num_left_out = 0
+        self.why_not = ""
+
+    def add(self, on: Answer, off: Answer | None, prompt: str, settings: Mapping[str, Any]) -> None:
+        if self.delta is None:
+            self._measure(off if off is not None else on, prompt, settings)
+            return
+        forced = self._reference.forced(prompt, on, settings)
+        if forced.why_not:
+            self.num_left_out += 1
+            self.why_not = forced.why_not
+            return
+        names = [head.names[head.drawn] if head is not None and head.drawn < len(head.names) else "" for head in forced.heads]
+        tokens = tuple(replace(token, text=name) for token, name in zip(on.tokens, names, strict=True))
+        self.evidence.add(replace(on, tokens=tokens), "", forced.heads, self.delta)
+
+    def _measure(self, answer: Answer, prompt: str, settings: Mapping[str, Any]) -> None:
+        forced = self._reference.forced(prompt, answer, settings)
+        for token, own in zip(answer.tokens, forced.heads, strict=True):
+            reported = head_of(token, settings, raw=bool(self._abilities.raw), digits=self._abilities.digits)
+            if own is not None and reported is not None:
+                apart = distance(reported, own, self._reference.spelling(own.names))
+                self._distances += [] if apart is None else [apart]
+        if len(self._distances) >= _MEASURED:
+            self.delta = min(_MARGIN * max(self._distances), 0.5)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        told = []
+        if self._distances:
+            mean = sum(self._distances) / len(self._distances)
+            told.append(f"floor measured on {len(self._distances)} tokens: TV {mean:.4f} on average, {max(self._distances):.4f} at most")
+        elif self.delta is not None:
+            told.append(f"floor assumed, TV {self.delta:g}: the server tells nothing to measure it by")
+        if self.num_left_out:
+            told.append(f"{self.num_left_out} answers left out: {self.why_not}")
+        return tuple(told)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress, TaskID
 
+from truedraw.cli.audit_output import check_report, tell
 from truedraw.cli.output import stderr_console
 
 if TYPE_CHECKING:
-    from truedraw.audit.findings import ModeReport, Report
     from truedraw.audit.function import Options
 
 Rule = Annotated[str, typer.Option("--rule", help="any: only the law counts; token: its answers, uniform by uniform.")]
@@ -24,6 +22,7 @@ Alpha = Annotated[float, typer.Option("--alpha", help="Probability of a false al
 Detect = Annotated[float, typer.Option("--detect", help="The smallest shift (total variation) that samples have to see.")]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Samples at most; default: as many as --detect takes.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of the drafts that are drawn.")]
+Save = Annotated[str | None, typer.Option("--save", metavar="FILE", help="The report as a page, FILE.html; or FILE.json.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
@@ -37,6 +36,7 @@ def function(
     detect: Detect = 0.05,
     max_tokens: MaxTokens = None,
     seed: Seed = 0,
+    save: Save = None,
     as_json: AsJson = False,
 ) -> int:
     """Audit a verifier in Python: verify(p, q, drafts, uniforms) -> (accepted, token).
@@ -47,13 +47,15 @@ def function(
     """
     from truedraw.audit.function import Options, report_function
 
+    check_report(save)
     _quiet()
     options = Options(rule, tolerance, alpha, detect, max_tokens, seed)
     with _Watch(options) as watch:
         report = report_function(
             target, adapter=adapter, dtype=dtype, options=options, command=_command(), on_progress=watch.progress
         )
-    return _tell(report, as_json)
+    tell(report, json_wanted=as_json, save=save)
+    return report.status
 
 
 def process(
@@ -66,6 +68,7 @@ def process(
     detect: Detect = 0.05,
     max_tokens: MaxTokens = None,
     seed: Seed = 0,
+    save: Save = None,
     as_json: AsJson = False,
 ) -> int:
     """Audit a verifier in any language: a program that speaks JSON lines (docs/audit-verifier.md).
@@ -81,13 +84,15 @@ def process(
         raise InvalidParameter("--timeout", timeout, "a number of seconds > 0")
     if not 1 <= lanes <= 256:
         raise InvalidParameter("--lanes", lanes, "1 to 256")
+    check_report(save)
     _quiet()
     options = Options(rule, tolerance, alpha, detect, max_tokens, seed)
     with _Watch(options) as watch:
         report = report_process(
             command, timeout=timeout, lanes=lanes, options=options, command=_command(), on_progress=watch.progress
         )
-    return _tell(report, as_json)
+    tell(report, json_wanted=as_json, save=save)
+    return report.status
 
 
 def _quiet() -> None:
@@ -122,58 +127,3 @@ class _Watch:
 
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
-
-
-# ---------------------------------------------------------------- what is told
-
-
-def _tell(report: Report, as_json: bool) -> int:
-    if as_json:
-        print(json.dumps(_json(report), ensure_ascii=False))
-    else:
-        print(told(report))
-    return report.status
-
-
-def _json(report: Report) -> dict[str, object]:
-    """The report's own fields, without numbers that JSON lacks."""
-    fields = {"ok": report.ok, "status": report.status, "findings": [mode.mode for mode in report.findings], **asdict(report)}
-    finite: dict[str, object] = json.loads(json.dumps(fields), parse_constant=lambda _name: None)
-    return finite
-
-
-def told(report: Report) -> str:
-    """The report as lines of text."""
-    lines = [report.subject, *(f"  {name}: {value}" for name, value in report.facts)]
-    if not report.control_seen:
-        lines.append("NOT SEEN: the planted fault was not found, so that nothing below counts")
-    for mode in (*report.control, *report.modes):
-        lines += ["", *_mode(mode)]
-    return "\n".join([*lines, "", _summary(report)])
-
-
-def _mode(mode: ModeReport) -> list[str]:
-    lines = [f"{mode.mode}: {mode.verdict}", f"  {mode.asked}"]
-    if mode.reason:
-        lines.append(f"  {mode.reason}")
-    size = f"{mode.samples:,} {mode.unit}"
-    if mode.e_value is not None:
-        size += f", evidence {mode.e_value:.3g} (a fault is told from {1 / (mode.alpha or 1):g} on)"
-    if mode.detectable is not None:
-        size += f"; shifts below {mode.detectable:.2g} would not have been seen"
-    if mode.samples:
-        lines.append(f"  {size}")
-    lines += [f"  fault: {fired.name}\n    usually: {fired.usually}" for fired in mode.fired]
-    if mode.example is not None:
-        lines.append(f"  first: {mode.example.text}")
-        if mode.example.command:
-            lines.append(f"  again: {mode.example.command}")
-    return lines + [f"  - {note}" for note in mode.notes]
-
-
-def _summary(report: Report) -> str:
-    if report.status == 1:
-        return "fault found: " + ", ".join(mode.mode for mode in report.findings)
-    if report.status == 0:
-        return "no evidence of a fault, in what was asked above"
-    return "could not be completed: " + ("; ".join(mode.reason for mode in report.modes if mode.reason) or "see above")
