@@ -37,7 +37,8 @@ def _inside_head(answers: Sequence[Answer], settings: Mapping[str, Any], raw: bo
             if _near(token.logprob, dict(token.top), settings):
                 continue
             best = ", ".join(f"{text!r} {math.exp(value):.3f}" for text, value in token.top[:3])
-            return f"token {place + 1} is {token.text!r}, of probability {math.exp(token.logprob or 0):.4f}, which {_shown(settings)} forbids: {best}"
+            told = f"token {place + 1} is {token.text!r}, of probability {math.exp(token.logprob or 0):.4f}"
+            return f"{told}, which {_shown(settings)} forbids: {best}"
     return None
 
 
@@ -93,14 +94,15 @@ def _choices(count: int) -> Check:
 def _logprobs(answers: Sequence[Answer], settings: Mapping[str, Any], raw: bool, digits: int | None) -> str | None:
     for answer in answers:
         for place, token in enumerate(answer.tokens):
+            shown = f"token {place + 1}, {token.text!r},"
             if token.logprob is None or math.isnan(token.logprob) or token.logprob > 1e-3:
-                return f"token {place + 1}, {token.text!r}, has the log-probability {token.logprob}"
+                return f"{shown} has the log-probability {token.logprob}"
             told = dict(token.top).get(token.text)
             if told is not None and abs(told - token.logprob) > 1e-2 * max(1.0, abs(told)):
-                return f"token {place + 1}, {token.text!r}, has the log-probability {token.logprob:.4f}, and {told:.4f} among the alternatives"
+                return f"{shown} has the log-probability {token.logprob:.4f}, and {told:.4f} among the alternatives"
             least = min((value for _, value in token.top), default=math.inf)
             if told is None and token.top and token.logprob > least + 1e-2:
-                return f"token {place + 1}, {token.text!r}, is likelier ({token.logprob:.3f}) than an alternative ({least:.3f}) and not among them"
+                return f"{shown} is likelier ({token.logprob:.3f}) than an alternative ({least:.3f}) and not among them"
     return None
 
 

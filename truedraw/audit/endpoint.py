@@ -290,7 +290,9 @@ class _Run:
 
     def _trusted(self, trust: Trust, example: Example, failure: str) -> None:
         asked = "whether tokens are drawn from the reference's rows, within the floor"
-        why_not = "" if trust.evidence.samples or failure else f"no answer could be scored: {trust.why_not or 'too few were drawn'}"
+        why_not = (
+            "" if trust.evidence.samples or failure else f"no answer could be scored: {trust.why_not or 'too few were drawn'}"
+        )
         self._report("against a reference", asked, why_not, trust.evidence, example, failure)
         if not why_not:
             self.reports[-1] = replace(self.reports[-1], floor=trust.delta, notes=(*self.reports[-1].notes, *trust.notes))
@@ -355,7 +357,8 @@ class _Run:
     def _curl(self, settings: Mapping[str, Any], prompt: str, max_tokens: int = ANSWER_TOKENS) -> str:
         body = {**self._client.body(self._found.on, self._found.abilities, prompt, settings, max_tokens), "stream": False}
         url = self._found.on.url + self._found.abilities.path
-        return f"curl -s {shlex.quote(url)} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
+        sent = shlex.quote(json.dumps(body, ensure_ascii=False))
+        return f"curl -s {shlex.quote(url)} -H 'Content-Type: application/json' -d {sent}"
 
     # ------------------------------------------------------------ contracts
 

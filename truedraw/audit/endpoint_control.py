@@ -21,4 +21,8 @@ async def control(plan: Plan, on_progress: Progress) -> list[ModeReport]:
     told = f"planted: the likeliest token at draft positions, a shift of TV {planting.shift.mean:.3f}"
     if not planting.reached:
         told += ", which is all that this fault can be"
-    return [replace(report, mode=f"control, {report.mode}", notes=(told, *report.notes)) for report in reports if report.verdict != "not testable"]
+    return [
+        replace(report, mode=f"control, {report.mode}", notes=(told, *report.notes))
+        for report in reports
+        if report.verdict != "not testable"
+    ]

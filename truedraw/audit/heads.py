@@ -57,7 +57,8 @@ def untestable(settings: Mapping[str, Any], *, num_top: int | None, raw: bool | 
     ):
         return "raw log-probabilities, and penalties reach tokens that they do not name"
     if temperature not in (0, 1) and not 0 < top_k <= num_top:
-        return f"raw log-probabilities, and what temperature {temperature} makes of the {num_top} named tokens depends on those that are not"
+        named = f"the {num_top} named tokens"
+        return f"raw log-probabilities, and what temperature {temperature} makes of {named} depends on those that are not"
     return None
 
 

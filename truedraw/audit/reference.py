@@ -139,7 +139,9 @@ class Trust:
         told = []
         if self._distances:
             mean = sum(self._distances) / len(self._distances)
-            told.append(f"floor measured on {len(self._distances)} tokens: TV {mean:.4f} on average, {max(self._distances):.4f} at most")
+            told.append(
+                f"floor measured on {len(self._distances)} tokens: TV {mean:.4f} on average, {max(self._distances):.4f} at most"
+            )
         elif self.delta is not None:
             told.append(f"floor assumed, TV {self.delta:g}: the server tells nothing to measure it by")
         if self.num_left_out:

@@ -33,7 +33,9 @@ def endpoint(
     model: Annotated[str, typer.Option("--model", "-m", help="Default: the server's first.")] = "",
     off: Annotated[
         str | None,
-        typer.Option(help="Plain decoding: JSON fields of the body, the URL of another server, or model=NAME. Default: as truedraw servers know it."),
+        typer.Option(
+            help="Plain decoding: JSON fields of the body, another URL, or model=NAME. Default: as truedraw servers know it."
+        ),
     ] = None,
     reference: Annotated[
         str | None, typer.Option(help="A local model whose rows are trusted: a GGUF file, or a name as truedraw generate takes.")
@@ -41,7 +43,9 @@ def endpoint(
     alpha: Annotated[float, typer.Option(help="Probability that a server without fault is accused, at most.")] = 0.01,
     detect: Annotated[float, typer.Option(help="Smallest shift to find: total variation, per token. The tokens follow.")] = 0.05,
     max_tokens_total: Annotated[int, typer.Option(help="Tokens to draw at most.", min=1000)] = 60_000,
-    prompts: Annotated[str | None, typer.Option(help="A text, one prompt a line. Default: four that ask for copies and not.", metavar="FILE")] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="A text, one prompt a line. Default: four that ask for copies and not.", metavar="FILE")
+    ] = None,
     concurrency: Annotated[int, typer.Option(help="Requests at a time, with speculation and without alike.", min=1, max=256)] = 4,
     timeout: Annotated[float, typer.Option(help="Seconds for each request.")] = 60.0,
     api_key: Annotated[str | None, typer.Option(help="The server's key.", envvar="TRUEDRAW_API_KEY")] = None,
@@ -58,9 +62,15 @@ def endpoint(
     from truedraw.audit.endpoint import PROMPTS, Plan
 
     check_report(save)
-    for name, value, good in (("alpha", alpha, 0 < alpha < 0.5), ("detect", detect, 0.001 <= detect < 1), ("timeout", timeout, timeout > 0)):
+    for name, value, good in (
+        ("alpha", alpha, 0 < alpha < 0.5),
+        ("detect", detect, 0.001 <= detect < 1),
+        ("timeout", timeout, timeout > 0),
+    ):
         if not good or not math.isfinite(value):
-            allowed = {"alpha": "a number in (0, 0.5)", "detect": "a number in [0.001, 1)", "timeout": "a number of seconds > 0"}[name]
+            allowed = {"alpha": "a number in (0, 0.5)", "detect": "a number in [0.001, 1)", "timeout": "a number of seconds > 0"}[
+                name
+            ]
             raise InvalidParameter(name, value, allowed)
     on = Arm(address(url), model)
     plan = Plan(
@@ -106,7 +116,9 @@ async def _audit(plan: Plan, *, control: bool) -> Any:
 
 def _announced(plan: Plan) -> str:
     """What it will take, before it starts."""
-    told = f"a shift of TV {plan.detect:g} takes {plan.wanted:,} tokens in each of three settings (alpha {plan.alpha:g}, power 95 %)"
+    told = (
+        f"a shift of TV {plan.detect:g} takes {plan.wanted:,} tokens in each of three settings (alpha {plan.alpha:g}, power 95 %)"
+    )
     if plan.tokens_each < plan.wanted:
         told += f"; --max-tokens-total {plan.most:,} leaves {plan.tokens_each:,}, enough for TV {plan.reach:.2g}"
     return told
@@ -161,7 +173,12 @@ class _Bar:
 
     def __init__(self) -> None:
         console = stderr_console()
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("evidence 10^{task.fields[evidence]:.1f}"))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeRemainingColumn(),
+            TextColumn("evidence 10^{task.fields[evidence]:.1f}"),
+        )
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
     def of(self, part: str) -> Any:
