@@ -15,7 +15,7 @@ class Server:
 
     def __init__(self, process, log):
         self.process, self._log = process, log
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240  # the check of --strict, on a busy machine
         while not (found := re.search(r" at (http://\S+:(\d+)) ", self.lines)):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the server did not start: {self.lines}")

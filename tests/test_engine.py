@@ -192,8 +192,8 @@ def test_nothing_conditioned_on_a_rejected_draft_survives():  # B19, B54
     engine = Engine(
         Model("toy", runner, LetterTokenizer(9)), Script(lambda r: Proposal((int(r.context[-1]) + 1, 8, 8))), FixedLength(3)
     )
-    result = only(engine, [1] * 128, replace(PARAMS, max_tokens=4))
-    assert result.tokens == (2, 3, 4, 5) and result.origins == ("draft", "residual", "draft", "bonus")
+    result = only(engine, [1] * 128, replace(PARAMS, max_tokens=5))  # the pass that reads so long a prompt drafts nothing
+    assert result.tokens == (2, 3, 4, 5, 6) and result.origins == ("plain", "draft", "residual", "draft", "bonus")
     only(engine, [1] * 128 + [2, 3], replace(PARAMS, max_tokens=1))
     assert len(engine._target.held(0)) == 130  # rejected drafts are gone, pending tokens are in no cache
 

@@ -42,6 +42,10 @@ PREFILL_CHUNK = 256
 """Prompt tokens in one pass, all sequences together: running requests go on in between, and the
 same chunks come up whether anybody else is running or not."""
 
+SMALL_PASS = 32
+"""The pass that reads the end of a prompt drafts only within such a size, up to which rows agree where they do at all
+(DESIGN.md 5): else what the cache holds of the prompt would depend on the drafts."""
+
 LEAST_COPIED = 16
 """Tokens that a slot must gain to take over what another slot holds, or to wait for what another is reading."""
 
@@ -212,6 +216,9 @@ def propose(
         max(0, min(_length(limit), sequence.num_left - 1, share, share if sequence.max_draft is None else sequence.max_draft))
         for limit, sequence in zip(policy.limits(states), ready, strict=True)
     ]
+    for i, sequence in enumerate(ready):
+        if missing := _num_missing(sequence, target):
+            limits[i] = min(limits[i], max(0, SMALL_PASS - 1 - missing))
     asked = [i for i, limit in enumerate(limits) if limit > 0]
     answers = drafter.propose([_draft_request(ready[i], states[i], limits[i], policy) for i in asked]) if asked else []
     if len(answers) != len(asked):

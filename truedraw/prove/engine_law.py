@@ -165,8 +165,6 @@ def _run(setting: Setting, source: _Source) -> tuple[Context, ...]:
         requests = [engine.submit(setting.prompt, params, constraint=setting.constraint) for _ in range(slots)]
         texts: dict[int, Context] = {request.id: () for request in requests}
         source.texts = texts
-        if len(setting.prompt) > 1:
-            engine.step()  # reads the prompt
         for _ in range(setting.num_steps):
             for step in engine.step():
                 texts[step.request] += step.tokens

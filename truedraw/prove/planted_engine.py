@@ -121,9 +121,9 @@ def _shared_length(self: CachedModel, slot: int, tokens: Any, last: int, tree: A
 
 def _rows_of_the_neighbour(ready: Any, proposals: Any, *others: Any) -> Any:
     """A sequence without drafts is left out of the row map: all behind it read the row before."""
-    rows = _score(ready, proposals, *others)
+    rows, num_read = _score(ready, proposals, *others)
     empty = next((i for i, proposal in enumerate(proposals) if not len(proposal)), None)
-    return rows if empty is None or len(rows) < 2 else [*rows[1:], rows[0]]
+    return (rows if empty is None or len(rows) < 2 else [*rows[1:], rows[0]]), num_read
 
 
 def _record_of_the_row_behind(token: int, origin: Any, rows: TargetRows, index: int, q: Any, num_top: int) -> Any:
