@@ -2,8 +2,9 @@
 
 Null of every run: each token is drawn from its row; an audit at alpha accuses it with probability alpha at most (Ville). Over 50
 audits at alpha = 0.01 the number of accusations is below a binomial one; more than 5 come with a probability below 1e-5.
-Power: a planted fault of the size asked for is found at the announced size with probability 0.95; fewer than 15 of 20 then come
-about once in three thousand times. Seeds are fixed.
+Power: a fault of the size asked for whose direction is looked at is found at the announced size with probability 0.95; fewer than
+15 of 20 then come about once in three thousand times. Two of the faults here are only partly along a direction (verified by argmax,
+rows one too far: some 16 of 20). Seeds are fixed.
 """
 
 import dataclasses
@@ -386,6 +387,7 @@ def test_a_control_that_is_not_seen_gives_status_3():
     with pair() as engine:
         report = audit_model(engine, PROMPTS, asked(max_tokens_total=20))
     assert report.status == 3 and not report.control_seen and "20 were allowed" in " ".join(modes(report)[LAW].notes)
+    assert "where there was a draft: a fault that acts only there would hardly be seen" in modes(report)[LAW].notes[0]
 
 
 def test_no_fault_that_could_be_planted_is_told():

@@ -225,7 +225,9 @@ class _Audit:
     def _law(self, run: _Run, command: str) -> ModeReport:
         evidence, asked = run.watch.evidence, self._asked
         question = "Is every emitted token drawn from the target's law at its place?"
-        notes = [_WHAT[self._rule]] if self._rule in _WHAT else []
+        notes = [self._drafted(evidence)] if run.proposed else []
+        if self._rule in _WHAT:
+            notes.append(_WHAT[self._rule])
         if self._lossy:
             notes.append(f"The rule {self._rule} changes the law on purpose.")
         if not run.proposed and evidence.count:
@@ -246,6 +248,12 @@ class _Audit:
             reason = "there is one possible token at each position (temperature 0, or top-k 1): nothing is drawn"
             return ModeReport(LAW, "not testable", question, reason=reason, samples=evidence.count, alpha=asked.alpha)
         return self._measured(LAW, "no evidence", question, run, notes=tuple(notes))
+
+    def _drafted(self, evidence: Evidence) -> str:
+        """What is known of the places where faults of speculation act: the figure for all tokens does not tell it."""
+        smallest = smallest_shift(evidence.drafted, log_goal(NUM_BETS, self._asked.alpha))
+        told = "would hardly be seen" if smallest >= 1 else f"would be seen from a TV of {smallest:.2g} there"
+        return f"{evidence.drafted:,} of these tokens came where there was a draft: a fault that acts only there {told}."
 
     def _measured(
         self, mode: str, verdict: Verdict, asked: str, run: _Run, *, reason: str = "", example: Example | None = None,
