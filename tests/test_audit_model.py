@@ -3,7 +3,7 @@
 Null of every run: each token is drawn from its row; an audit at alpha accuses it with probability alpha at most (Ville). Over 50
 audits at alpha = 0.01 the number of accusations is below a binomial one; more than 5 come with a probability below 1e-5.
 Power: a fault of the size asked for whose direction is looked at is found at the announced size with probability 0.95; fewer than
-15 of 20 then come about once in three thousand times. Two of the faults here are only partly along a direction (verified by argmax,
+15 of 20 then come about once in three thousand times. Two of the faults are only partly along a direction (verified by argmax,
 rows one too far: some 16 of 20). Seeds are fixed.
 """
 

@@ -51,10 +51,10 @@ def _near(logprob: float | None, top: Mapping[str, float], settings: Mapping[str
     if 0 < count <= len(values):
         return math.exp(logprob) >= math.exp(values[count - 1]) * (1 - MARGIN)
     if settings.get("min_p"):
-        return math.exp(logprob) >= settings["min_p"] * math.exp(values[0]) * (1 - MARGIN)
+        return math.exp(logprob) >= float(settings["min_p"]) * math.exp(values[0]) * (1 - MARGIN)
     if settings.get("top_p", 1) < 1:
         above = sum(math.exp(value) for value in values if value > logprob)
-        return above < settings["top_p"] + MARGIN * (1 - settings["top_p"])
+        return above < float(settings["top_p"]) + MARGIN * (1 - float(settings["top_p"]))
     return False
 
 

@@ -159,7 +159,8 @@ def _factors(probs: Probs, g: Probs, drawn: int, delta: float) -> Probs:
     gains = np.stack([centred, -centred], axis=1) - delta * np.ptp(g, axis=1)[:, None, None]  # (directions, 2, tokens)
     with np.errstate(divide="ignore"):
         stakes = np.minimum(LAMBDAS, 1 / np.abs(gains.min(axis=2))[:, :, None])
-    return np.maximum(1 + stakes * gains[:, :, drawn, None], 0.0).reshape(len(g), -1)
+    factors: Probs = np.maximum(1 + stakes * gains[:, :, drawn, None], 0.0).reshape(len(g), -1)
+    return factors
 
 
 def _words(text: str) -> list[str]:

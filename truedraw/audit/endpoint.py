@@ -14,7 +14,7 @@ from typing import Any
 from truedraw.audit.client import Abilities, Answer, Arm, Client, ServerFailed, digits
 from truedraw.audit.contracts import Contract, contracts, first_difference
 from truedraw.audit.draws import Evidence, OnAgainstOff, SelfConsistency
-from truedraw.audit.findings import Example, ModeReport
+from truedraw.audit.findings import Example, ModeReport, Verdict
 from truedraw.audit.heads import head_of, untestable
 from truedraw.audit.reference import Reference, Trust
 from truedraw.prove.goodness import detectable
@@ -444,7 +444,7 @@ class _Run:
             told.append(
                 f"{differs_off} of {_SEEDS} gave another text without speculation (a server need not promise that they agree)"
             )
-        verdict = "fault found" if repeats > _SEEDS // 2 else "no evidence"
+        verdict: Verdict = "fault found" if repeats > _SEEDS // 2 else "no evidence"
         self.reports.append(
             ModeReport(
                 "seed",

@@ -57,7 +57,8 @@ def _greedily_verified(p: Probs, q: Probs) -> Probs:
     best = int(p.argmax())
     law = (1 - q[best]) * left / left.sum()
     law[best] += q[best]
-    return law / p
+    shifted: Probs = law / p
+    return shifted
 
 
 _LENIENT = "drafts are accepted without a check, or too readily; the check compares with another position's row"

@@ -81,9 +81,8 @@ def head_of(token: Token, settings: Mapping[str, Any], *, raw: bool, digits: int
     rest = 1.0 - float(weights.sum())
     if rest < -max(slack, 1e-3):
         return None
-    probs: Probs | None = np.append(weights, max(rest, 0.0))
-    if raw:
-        probs = _shaped(probs, settings)
+    reported: Probs = np.append(weights, max(rest, 0.0))
+    probs = _shaped(reported, settings) if raw else reported
     if probs is None:
         return None
     return Head(names, probs / probs.sum(), drawn, slack)

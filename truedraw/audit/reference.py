@@ -93,7 +93,7 @@ def distance(reported: Head, own: Head, spell: Mapping[str, str]) -> float | Non
         return None
     differences = [theirs[name] - ours[name] for name in shared]
     rest = -sum(differences)
-    return 0.5 * (sum(map(abs, differences)) + abs(rest))
+    return 0.5 * float(sum(map(abs, differences)) + abs(rest))
 
 
 class Trust:

@@ -26,6 +26,7 @@ from truedraw.errors import InvalidParameter, UsageError
 if TYPE_CHECKING:
     from truedraw.audit.client import Arm
     from truedraw.audit.endpoint import Plan
+    from truedraw.audit.findings import Report
 
 
 def endpoint(
@@ -91,17 +92,17 @@ def endpoint(
     return report.status
 
 
-async def _audit(plan: Plan, *, control: bool) -> Any:
+async def _audit(plan: Plan, *, control: bool) -> Report:
     from truedraw.audit.endpoint import audit
     from truedraw.audit.endpoint_control import control as planted
-    from truedraw.audit.findings import Report
+    from truedraw.audit.findings import Report as Made
 
     started, begun = time.monotonic(), datetime.datetime.now(datetime.UTC)
     with _Bar() as bar:
         seen = await planted(plan, bar.of("control")) if control else []
         modes, facts = await audit(plan, bar.of("audit"))
     told = {"truedraw": __version__, **facts, "prompts": str(len(plan.prompts)), "requests at a time": str(plan.concurrency)}
-    return Report(
+    return Made(
         subject=f"{plan.on.url}{f', model {plan.on.model}' if plan.on.model else ''}",
         command=_command(),
         started=begun.isoformat(timespec="seconds"),
