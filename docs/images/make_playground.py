@@ -21,6 +21,7 @@ def take(url: str, prompt: str = PROMPT, folder: Path = HERE) -> None:
             page = context.new_page()
             page.goto(url)
             page.locator("#examples button").first.wait_for()
+            page.fill("#seed", "3")
             page.fill("#prompt", prompt)
             page.press("#prompt", "Enter")
             page.locator(".caption:not(:empty)").wait_for(timeout=120_000)
