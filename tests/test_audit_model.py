@@ -1,10 +1,10 @@
 """The audit of one's own pair: calm where the engine is right, loud where it is not.
 
 Null of every run: each token is drawn from its row; an audit at alpha accuses it with probability alpha at most (Ville). Over 50
-audits at alpha = 0.01 the number of accusations is below a binomial one; more than 5 come with a probability below 1e-5.
+audits at alpha = 0.01 the number of accusations is below a binomial one; more than 5 come with a probability of 1.1e-5.
 Power: a fault of the size asked for whose direction is looked at is found at the announced size with probability 0.95; fewer than
-15 of 20 then come about once in three thousand times. Two of the faults are only partly along a direction (verified by argmax,
-rows one too far: some 16 of 20). Seeds are fixed.
+15 of 20 then come about once in three thousand times. Two of the faults are only partly along a direction (verified by
+argmax, rows one too far): 15 and 16 of 20 at the seeds used. Seeds are fixed.
 """
 
 import dataclasses
@@ -205,7 +205,7 @@ def test_few_false_alarms():
 
 @pytest.mark.long
 def test_calibration_over_fifty_seeds():
-    assert accusations(range(50), max_tokens_total=1500) <= 5
+    assert accusations(range(50), max_tokens_total=600) <= 5
 
 
 def test_the_same_seed_gives_the_same_audit():
