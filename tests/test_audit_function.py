@@ -462,8 +462,9 @@ def test_the_command_tells_a_fault_and_how_to_see_it(tmp_path):
     )
     status, out, err = command("function", f"{tmp_path / 'engine.py'}:verify")
     assert status == 1, err
-    assert "fault: resample from p after a rejection" in out and "usually: the token after a rejection" in out
-    assert "again: truedraw audit function" in out and "lossless" not in out and "Traceback" not in err
+    told = " ".join(out.split())
+    assert "The strongest sign: resample from p after a rejection. Usual cause: the token after a rejection" in told
+    assert "truedraw audit function" in told and "lossless" not in told and "Traceback" not in err
 
 
 def test_the_command_says_no_evidence_and_speaks_json():
