@@ -126,7 +126,7 @@ def test_a_drafter_that_fails_when_told_of_an_end_leaves_nobody_waiting():
 def test_a_drafter_that_fails_when_told_of_who_left_disturbs_nobody():
     with in_thread(drafter=Forgetful(lambda outcome: outcome.verdict is None), slots=2) as client:
         alone = client.post(COMPLETIONS, json=GOOD).json()["choices"][0]["text"]
-        with client.stream("POST", COMPLETIONS, json={**GOOD, "max_tokens": 500, "stream": True}) as neighbour:
+        with client.stream("POST", COMPLETIONS, json={**GOOD, "max_tokens": 3000, "stream": True}) as neighbour:
             lines = neighbour.iter_lines()
             first = next(lines)
             with connect(client.port) as leaving:
