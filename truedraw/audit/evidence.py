@@ -22,6 +22,7 @@ from truedraw.types import Probs
 
 CONFIDENCE = 0.95  # of the bounds on all directions together
 _FLAT = 1e-12  # a direction that varies less says nothing about this row
+_SAME = 1e-9  # total variation below which two rows are one
 _PATH = 400  # points of the path that are kept at most
 
 
@@ -52,13 +53,13 @@ def _greedily_verified(p: Probs, q: Probs) -> Probs:
     """How much likelier a token is where a draft is kept if and only if it is the most likely token (FAULTS.md B16), and the
     residual takes its place else; 1 where the two rows are one."""
     left = np.maximum(p - q, 0.0)
-    if not left.any():
+    if left.sum() < _SAME:
         return np.ones_like(p)
     best = int(p.argmax())
     law = (1 - q[best]) * left / left.sum()
     law[best] += q[best]
-    shifted: Probs = law / p
-    return shifted
+    ratio: Probs = law / p
+    return ratio
 
 
 _LENIENT = "drafts are accepted without a check, or too readily; the check compares with another position's row"
