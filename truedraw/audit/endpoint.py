@@ -17,7 +17,6 @@ from truedraw.audit.draws import Evidence, OnAgainstOff, SelfConsistency
 from truedraw.audit.findings import Example, ModeReport, Verdict
 from truedraw.audit.heads import head_of, untestable
 from truedraw.audit.reference import Reference, Trust
-from truedraw.prove.goodness import detectable
 
 ANSWER_TOKENS = 16
 """Of each answer whose law is tested: long enough for several steps, short enough that prefixes come again."""
@@ -88,6 +87,10 @@ class Plan:
     def reach(self) -> float:
         """The total variation that tokens_each are enough for."""
         return self.detect * math.sqrt(self.wanted / self.tokens_each)
+
+    def seen_with(self, tokens: int) -> float | None:
+        """The total variation that so many tokens of a setting, both arms together, find with a power of 95 %."""
+        return min(self.detect * math.sqrt(self.wanted / tokens), 1.0) if tokens else None
 
 
 async def audit(
@@ -341,7 +344,7 @@ class _Run:
                 alpha,
                 evidence.e_value,
                 evidence.p_value,
-                _reach(evidence.samples, alpha),
+                self._plan.seen_with(evidence.samples * (2 if isinstance(evidence, SelfConsistency) else 1)),
                 None,
                 evidence.fired(alpha) if found else (),
                 example if found else None,
@@ -467,8 +470,3 @@ def _margin(margin: float | None) -> str:
 
 def _refuses(error: ServerFailed) -> bool:
     return " answers 4" in str(error)
-
-
-def _reach(samples: int, alpha: float) -> float | None:
-    """The TV, in the direction of the best of the bets, that so many tokens find with a power of 95 %."""
-    return detectable(samples, alpha / (6 * 14), 0.95) if samples else None

@@ -21,8 +21,6 @@ async def control(plan: Plan, on_progress: Progress) -> list[ModeReport]:
     told = f"planted: the likeliest token at draft positions, a shift of TV {planting.shift.mean:.3f}"
     if not planting.reached:
         told += ", which is all that this fault can be"
-    return [
-        replace(report, mode=f"control, {report.mode}", notes=(told, *report.notes))
-        for report in reports
-        if report.verdict != "not testable"
-    ]
+    tested = [report for report in reports if report.verdict != "not testable"]
+    fired = [report for report in tested if report.verdict == "fault found"]  # the run ends as soon as one has
+    return [replace(report, mode=f"control, {report.mode}", notes=(told, *report.notes)) for report in fired or tested]
