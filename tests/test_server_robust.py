@@ -256,9 +256,11 @@ def test_no_more_bodies_are_read_at_a_time_than_fit(hasty):
 def test_long_bodies_do_not_take_the_server_away_from_others(client):
     """While wrong bodies of the largest size are looked at, short requests are answered."""
     large = [b'{"prompt": [' + b"-1," * 10**6 + b"-1]}"] * 6
-    send = lambda body: httpx.post(  # noqa: E731
-        f"{client.base_url}/v1/completions", content=body, headers={"content-type": "application/json"}, timeout=PATIENCE
-    )
+
+    def send(body):
+        headers = {"content-type": "application/json"}
+        return httpx.post(f"{client.base_url}/v1/completions", content=body, headers=headers, timeout=PATIENCE)
+
     with concurrent.futures.ThreadPoolExecutor() as pool:
         sent = [pool.submit(send, body) for body in large]
         assert is_well(client)

@@ -110,6 +110,17 @@ def test_copies_share_nothing_that_changes():
         np.testing.assert_array_equal(got, TARGET(tuple(context.tolist())))
 
 
+def test_ctrl_c_while_a_slot_is_forgotten_leaves_no_row_of_the_old_text(monkeypatch):
+    cache = CachedModel(ToyRunner(TARGET, VOCAB, num_slots=1))
+    cache.logits([(0, np.array(LONG[:20], np.int32))], [0])
+    with monkeypatch.context() as patched:
+        patched.setattr(cache.runner, "rollback", lambda slot, length: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            cache.forget(0)
+    rows = cache.logits([(0, np.array([5, 4], np.int32))], [1])[0].logits[0]
+    np.testing.assert_array_equal(rows, TARGET((5, 4)))
+
+
 def test_nothing_is_adopted_by_a_slot_that_has_as_much():
     cache = CachedModel(ToyRunner(TARGET, VOCAB, num_slots=2))
     for slot in (0, 1):
@@ -132,6 +143,14 @@ def test_nobody_gains_from_what_another_owner_left():
     assert again.stats.cached == len(LONG) - 1
     both = made.submit(LONG, params(), owner="a"), made.submit(LONG, params(), owner="b")
     assert all(result.stats.copied == 0 for result in finish(made, *both))
+
+
+def test_a_slot_that_changes_hands_is_empty():
+    made = engine(slots=1)
+    finish(made, made.submit(LONG, params(), owner="a"))
+    fed = made.model.runner.num_fed
+    (other,) = finish(made, made.submit(LONG, params(), owner="b"))
+    assert other.stats.cached == 0 and made.model.runner.num_fed - fed >= len(LONG)
 
 
 def test_a_draft_model_keeps_owners_apart_too():
@@ -225,7 +244,10 @@ def test_the_rule_follows_the_drafter_that_was_chosen():
 def test_a_drafter_without_forecasts_does_not_blind_the_controller_to_others():
     profile = Profile(tuple(CostPoint(size, 0, 1, 0.008 + 0.0002 * size) for size in (1, 2, 4, 8, 16, 32)), {})
     policy = Controller(profile)
-    counting = lambda context: 9.0 * (np.arange(VOCAB) == (context[-1] + 1) % VOCAB)  # noqa: E731
+
+    def counting(context):
+        return 9.0 * (np.arange(VOCAB) == (context[-1] + 1) % VOCAB)
+
     made = engine(slots=2, drafter=choices(), policy=policy, next_logits=counting)
     ticks = count()
     made._clock = lambda: 0.008 * next(ticks)  # every pass takes the same
@@ -293,7 +315,9 @@ def test_judged_prompts_beside_running_texts_and_each_other():
 
 
 def test_a_prompt_row_that_is_no_law_ends_its_own_request_alone():
-    broken = lambda context: np.full(VOCAB, np.nan) if context[-1] == 8 else TARGET(context)  # noqa: E731
+    def broken(context):
+        return np.full(VOCAB, np.nan) if context[-1] == 8 else TARGET(context)
+
     made = engine(slots=2, next_logits=broken)
     good = made.submit([1, 2], params(temperature=0))
     bad = made.submit([1, 8, 3, 4], params(), prompt_logprobs=True)

@@ -15,6 +15,9 @@ import numpy as np
 from truedraw.protocols import Chunk, ModelRunner, Rows
 from truedraw.types import TokenArray
 
+LEAST_COPIED = 16
+"""Tokens that a slot must gain to take over what another slot holds, or to wait for what another is reading."""
+
 
 class TokenBuffer:
     """A growing array of token ids. `array` is a read-only view, valid until the next change."""
@@ -88,10 +91,12 @@ class CachedModel:
 
     def forget(self, slot: int) -> None:
         """Start the slot anew."""
+        self._unsure.add(slot)
         self._held[slot].truncate(0)
         self.runner.rollback(slot, 0)
+        self._unsure.discard(slot)
 
-    def adopt(self, slot: int, tokens: TokenArray, at_least: int = 1) -> int:
+    def adopt(self, slot: int, tokens: TokenArray, at_least: int = LEAST_COPIED) -> int:
         """Take over the longest beginning of `tokens` that another slot of the same owner holds, if it is longer
         than what this one holds by `at_least` tokens. Says how many tokens that gained."""
         if not self.runner.can_copy:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from truedraw.cache import CachedModel, common_prefix
+from truedraw.cache import LEAST_COPIED, CachedModel, common_prefix
 from truedraw.errors import InvalidParameter, ProposalError, RowError
 from truedraw.protocols import (
     Constraint,
@@ -45,9 +45,6 @@ same chunks come up whether anybody else is running or not."""
 SMALL_PASS = 32
 """The pass that reads the end of a prompt drafts only within such a size, up to which rows agree where they do at all
 (DESIGN.md 5): else what the cache holds of the prompt would depend on the drafts."""
-
-LEAST_COPIED = 16
-"""Tokens that a slot must gain to take over what another slot holds, or to wait for what another is reading."""
 
 
 RawRows: TypeAlias = Callable[[int], Any]
@@ -87,7 +84,7 @@ def step(
     started = clock()
     for sequence in batch:
         if not sequence.num_steps and sequence.prompt_logprobs is None:
-            sequence.num_copied += target.adopt(sequence.slot, sequence.context.array[:-1], LEAST_COPIED)
+            sequence.num_copied += target.adopt(sequence.slot, sequence.context.array[:-1])
     loading = [sequence for sequence in batch if _num_missing(sequence, target) > 0]
     readers = _first_readers(loading, target)
     ending, room = _ending(readers, target)

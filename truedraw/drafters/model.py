@@ -22,7 +22,6 @@ logger = logging.getLogger("truedraw")
 
 _CATCH_UP = 4  # tokens that a draft's pass may have to read besides
 _READ_AT_ONCE = 256
-_LEAST_COPIED = 16
 _LEAST_EXPECTED = 32
 
 
@@ -109,7 +108,7 @@ class ModelDrafter(Drafter):
         drafts = [_Draft(request, self._num_drafts(request), self._width, self._drawing) for request in requests]
         self._asked = {draft.request.sequence for draft in drafts if draft.tips}
         for request in requests:
-            self._model.adopt(request.slot, request.context[:-1], _LEAST_COPIED)
+            self._model.adopt(request.slot, request.context[:-1])
         while True:
             active = [draft for draft in drafts if draft.tips and len(draft.context) <= room]
             if not active:

@@ -46,7 +46,6 @@ class Asked:
     results: list[tuple[Result, ...]] = field(default_factory=list)
     _begun: set[int] = field(default_factory=set)
     _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
-    _ended: int = 0
 
     def __post_init__(self) -> None:
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)

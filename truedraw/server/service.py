@@ -38,7 +38,8 @@ class Settings:
     name           what clients call the model
     hosts          names that it answers for; empty: any
     shared         caches and corpus serve all keys alike
-    rules          that a request may name, besides the exact ones
+    allow_lossy    requests may name rules that change the law
+    steady         streams are of one pace and size
     """
 
     name: str
