@@ -162,7 +162,11 @@ class _Handler(BaseHTTPRequestHandler):
         """In the middle of an answer."""
         if "stalls" in troubled:
             self.server.released.wait()
-        if troubled & {"stalls", "closes"}:
+        while "drips" in troubled and not self.server.released.wait(0.05):
+            self._chunk(b": still here\n\n")
+        while "floods" in troubled and not self.server.released.is_set():
+            self._chunk(b"x" * 65536)
+        if troubled & {"stalls", "closes", "drips", "floods"}:
             raise _Gone
 
     def _allowed(self) -> bool:
