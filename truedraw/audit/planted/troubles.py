@@ -18,6 +18,7 @@ TroubleKind = Literal[
     "other model",
     "drips",
     "floods",
+    "drops",
 ]
 
 
@@ -28,6 +29,7 @@ class Trouble:
     kind         dies         the server is gone, and this request with it
                  stalls       half an answer, then nothing
                  drips        half an answer, then a comment now and then, without end
+                 drops        the connection ends before anything was said, as one that was kept for too long
                  floods       half an answer, then a line without end
                  closes       half an answer, then the connection ends
                  garbage      an event, or a body, that is no JSON

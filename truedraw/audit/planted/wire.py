@@ -116,6 +116,8 @@ class _Handler(BaseHTTPRequestHandler):
         if "dies" in troubled:
             self.server.die()
             raise _Gone
+        if "drops" in troubled:
+            raise _Gone
         if "429" in troubled:
             raise Refused(429, "too many requests: come back later", "rate_limit_exceeded")
         if "500" in troubled:
