@@ -156,6 +156,14 @@ def test_an_honest_server_is_not_accused_and_everything_is_looked_at():
     assert "seed" in tested and facts["token ids"] == "yes" and "before temperature" in facts["log-probabilities"]
 
 
+def test_a_server_with_defaults_of_its_own_is_asked_to_leave_them():
+    """llama.cpp cuts to 40 tokens, to 0.95 of the mass and to 0.05 of the best, where a request does not say."""
+    with PlantedServer(seed=3, defaults={"top_k": 3, "min_p": 0.2, "temperature": 0.5}) as server:
+        found, facts = run(server, detect=0.3)
+    assert "top_k 0" in facts["sent to switch off the server's defaults"]
+    assert found["self-consistency, temperature 1"].verdict == "no evidence"
+
+
 def test_log_probabilities_after_the_parameters_are_told_from_those_before_them():
     with PlantedServer(processed_logprobs=True, digits=4) as server:
         found, facts = run(server, settings=SETTINGS[1:2], detect=0.3)

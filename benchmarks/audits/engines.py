@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,13 +26,6 @@ class Place:
     def python(self) -> str:
         return str(self.environment / "bin" / "python")
 
-    def packaged(self, pattern: str) -> str:
-        """A file inside the environment."""
-        found = sorted(self.environment.glob(f"lib/python*/site-packages/{pattern}"))
-        if not found:
-            sys.exit(f"{self.environment} has no {pattern}")
-        return str(found[0])
-
 
 Command = Callable[[Place], list[str]]
 
@@ -54,8 +46,8 @@ class Setup:
     off: Command | None = None
     off_fields: str = ""
     reference: str = "smollm2:q8_0"
-    detect: float = 0.15
-    most: int = 40_000
+    detect: float = 0.25
+    most: int = 25_000
     concurrency: int = 4
     extra: tuple[str, ...] = ()
 
@@ -79,7 +71,27 @@ def llama_cpp(*drafter: str) -> Command:
     return command
 
 
+def truedraw(*options: str) -> Command:
+    def command(place: Place) -> list[str]:
+        server = [place.python, "-m", "truedraw", "serve", "--model", str(place.models / "q8_0.gguf"), "--slots", "4"]
+        drafts = ["--drafter", "model", "--draft-model", str(place.models / "draft.gguf")]
+        return [*server, "--context", "2048", "--port", str(place.port), *drafts, *options]
+
+    return command
+
+
+FORCED = ("--draft-length", "3")  # the controller would leave a draft model of half the target's cost alone
+
 ENGINES: dict[str, Engine] = {
+    "truedraw": Engine(
+        steps=(("install", f"{HERE.parent.parent}[demo,server]"),),
+        shown=("truedraw", "llama-cpp-python"),
+        setups=(
+            Setup("draft model", truedraw(*FORCED), detect=0.1, most=50_000),
+            Setup("draft model, biased_resample", truedraw(*FORCED, "--rule", "biased_resample", "--allow-lossy"), detect=0.1, most=50_000),
+        ),
+        needs=("q8_0.gguf", "draft.gguf"),
+    ),
     "llama.cpp": Engine(
         steps=(("install", "--only-binary", ":all:", "xllamacpp==2026.10.11549"),),
         shown=("xllamacpp",),

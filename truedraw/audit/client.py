@@ -83,6 +83,7 @@ class Abilities:
     num_logprobs  alternatives that it tells with each token; None: no log-probabilities
     raw           they are the model's before temperature; None: could not be told
     digits        decimals that it prints
+    neutral       parameters that it takes, at the values that change nothing: servers have defaults of their own
     """
 
     path: str = "/v1/completions"
@@ -90,7 +91,7 @@ class Abilities:
     raw: bool | None = None
     digits: int | None = None
     ids: bool = False
-    seeds: bool = True
+    neutral: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Client:
@@ -132,7 +133,8 @@ class Client:
 
     def body(self, arm: Arm, abilities: Abilities, prompt: str, settings: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
         """What is sent for one answer."""
-        body: dict[str, Any] = {"model": arm.model, "max_tokens": max_tokens, "stream": True, **settings, **arm.extra}
+        body: dict[str, Any] = {"model": arm.model, "max_tokens": max_tokens, "stream": True}
+        body |= {**abilities.neutral, **settings, **arm.extra}
         count = abilities.num_logprobs
         if abilities.path.startswith("/v1/chat"):
             body["messages"] = [{"role": "user", "content": prompt}]
@@ -172,7 +174,9 @@ class Client:
     async def refuses(self, arm: Arm, path: str, body: Mapping[str, Any]) -> str | None:
         """Why the server does not take a body; None: it takes it. Raises ServerFailed where it does not answer at all."""
         try:
-            await self._stream(arm.url + path, {**body, "model": arm.model, "stream": True, "max_tokens": 1}, Abilities(path))
+            await self._stream(
+                arm.url + path, {**body, **arm.extra, "model": arm.model, "stream": True, "max_tokens": 1}, Abilities(path)
+            )
         except (_Busy, _Dropped):
             return None
         except _Refused as error:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from truedraw.audit.client import Abilities, Arm, Client, ServerFailed, digits
 from truedraw.audit.plan import Plan
+
+NEUTRAL = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+"""Nothing is cut or penalised. Who leaves them out is at the mercy of the server's defaults (llama.cpp: top-k 40, top-p 0.95,
+min-p 0.05) or of a file beside the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +48,15 @@ class Probe:
             again = await client.refuses(on, path, {"messages": [{"role": "user", "content": plan.prompts[0]}]})
             if again is not None:
                 raise ServerFailed(f"neither completions nor chats are answered: {refused}; {again}")
-        abilities = await self._logprobs(on, Abilities(path))
-        abilities = await self._ids(on, abilities)
         off, why = plan.off, ""
-        if off is None:
-            off, why = await self._plain(on, abilities)
-        elif not off.model:
+        if off is not None and not off.model:
             names = [model["id"] for model in await client.models(off.url)]
             off = replace(off, model=on.model if on.model in names or not names else names[0])
+        neutral = await self._neutral([on] if off is None else [on, off], path)
+        abilities = await self._logprobs(on, Abilities(path, neutral=neutral))
+        abilities = await self._ids(on, abilities)
+        if off is None:
+            off, why = await self._plain(on, abilities)
         facts = {
             "model": on.model,
             "endpoint": path,
@@ -59,11 +65,22 @@ class Probe:
             else f"{abilities.num_logprobs} alternatives, {_rawness(abilities.raw)}"
             + (f", {abilities.digits} decimals" if abilities.digits is not None else ""),
             "token ids": "yes" if abilities.ids else "no",
+            "sent to switch off the server's defaults": ", ".join(f"{k} {v}" for k, v in abilities.neutral.items()) or "nothing",
             "plain decoding": why
             if off is None
             else f"{off.url} {off.model} {json.dumps(dict(off.extra)) if off.extra else ''}".strip(),
         }
         return Found(on, off, why, abilities, facts)
+
+    async def _neutral(self, arms: Sequence[Arm], path: str) -> dict[str, float]:
+        """Those of NEUTRAL that every arm takes."""
+        text = self._plan.prompts[0]
+        asked = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+        taken: dict[str, float] = {}
+        for name, value in NEUTRAL.items():
+            if not any([await self._client.refuses(arm, path, {**asked, name: value}) for arm in arms]):
+                taken[name] = value
+        return taken
 
     async def _logprobs(self, on: Arm, abilities: Abilities) -> Abilities:
         for count in (5, 2, 1):

@@ -6,9 +6,10 @@ import functools
 import itertools
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
+from typing import Any
 
 from truedraw.audit.planted.asked import Asked
 from truedraw.audit.planted.choices import Logprobs, Piece, pieces
@@ -33,6 +34,7 @@ class PlantedServer:
     digits             of printed log-probabilities; None: all
     has_ids, has_logprobs, knows_speculation   what it can do; a field `speculation` that it doesn't know is refused
     api_key            needed where given
+    defaults           fields of the body that hold where a request leaves them out
     troubles           what else goes wrong
     """
 
@@ -53,6 +55,7 @@ class PlantedServer:
         has_logprobs: bool = True,
         knows_speculation: bool = True,
         api_key: str | None = None,
+        defaults: Mapping[str, Any] | None = None,
         troubles: tuple[Trouble, ...] = (),
     ) -> None:
         if isinstance(fault, str) and fault not in FAULTS:
@@ -63,7 +66,7 @@ class PlantedServer:
         self.strength = strength
         self.name, self.plain_name = name, plain_name
         self.has_ids, self.has_logprobs, self.knows_speculation = has_ids, has_logprobs, knows_speculation
-        self.api_key, self.troubles = api_key, troubles
+        self.api_key, self.defaults, self.troubles = api_key, dict(defaults or {}), troubles
         self.reference = model(model_seed)
         self._speculates, self._processed, self._digits = speculates, processed_logprobs, digits
         self._model, self._other = model(model_seed, kernel_tv), functools.partial(model, model_seed + 1, kernel_tv)

@@ -122,6 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(429, "too many requests: come back later", "rate_limit_exceeded")
         if "500" in troubled:
             raise Refused(500, "something broke", "server_error")
+        if isinstance(body, dict):
+            body = {**planted.defaults, **body}
         asked = read(body, chat=self.path.endswith("/chat/completions"), knows_speculation=planted.knows_speculation)
         if asked.model is not None and asked.model not in planted.names:
             raise Refused(404, f"model is {asked.model!r}: there is {', '.join(planted.names)}", "model_not_found")
