@@ -38,7 +38,7 @@ class Setup:
     on       starts the server with speculation
     off      and the one without; None: the same server, asked with `off_fields` in the body
     reference  a model that truedraw generate takes, with the same weights
-    detect   --detect of its audit, and the tokens it may take: slow engines get fewer
+    detect   --detect of its audit, for short and long contexts, and the tokens it may take: slow engines get fewer
     """
 
     name: str
@@ -46,7 +46,7 @@ class Setup:
     off: Command | None = None
     off_fields: str = ""
     reference: str = "smollm2:q8_0"
-    detect: float = 0.25
+    detect: tuple[float, float] = (0.35, 0.45)
     most: int = 25_000
     concurrency: int = 4
     extra: tuple[str, ...] = ()
@@ -87,8 +87,13 @@ ENGINES: dict[str, Engine] = {
         steps=(("install", f"{HERE.parent.parent}[demo,server]"),),
         shown=("truedraw", "llama-cpp-python"),
         setups=(
-            Setup("draft model", truedraw(*FORCED), detect=0.1, most=50_000),
-            Setup("draft model, biased_resample", truedraw(*FORCED, "--rule", "biased_resample", "--allow-lossy"), detect=0.1, most=50_000),
+            Setup("draft model", truedraw(*FORCED), detect=(0.1, 0.4), most=50_000),
+            Setup(
+                "draft model, biased_resample",
+                truedraw(*FORCED, "--rule", "biased_resample", "--allow-lossy"),
+                detect=(0.1, 0.4),
+                most=50_000,
+            ),
         ),
         needs=("q8_0.gguf", "draft.gguf"),
     ),

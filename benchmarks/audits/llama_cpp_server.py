@@ -17,7 +17,7 @@ def main() -> None:
     params.model.path = model
     params.hostnames, params.port = ["127.0.0.1"], int(port)
     params.n_parallel, params.n_ctx = 4, 4 * 2048
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 2
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.verbosity = 0
     for name in drafter:
         if name.endswith(".gguf"):

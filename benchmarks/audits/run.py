@@ -119,7 +119,14 @@ def audit(folder: Path, name: str, engine: Engine, setup: Setup, context: str) -
             "--save",
             str(saved.with_suffix(".html")),
         ]
-        command += ["--detect", str(setup.detect), "--max-tokens-total", str(setup.most), "--concurrency", str(setup.concurrency)]
+        command += [
+            "--detect",
+            str(setup.detect[CONTEXTS.index(context)]),
+            "--max-tokens-total",
+            str(setup.most),
+            "--concurrency",
+            str(setup.concurrency),
+        ]
         command += ["--reference", setup.reference] if setup.reference else []
         command += ["--off", off] if off else []
         command += ["--prompts", str(prompts)] if context == "long" else []

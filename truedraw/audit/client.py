@@ -351,7 +351,7 @@ def _tokens(logprobs: Any) -> list[Token]:
     if logprobs.get("content") is not None:
         return [
             Token(
-                _name(each),
+                each["id"] if isinstance(each.get("id"), int) else _name(each),
                 _name(each),
                 float(each["logprob"]),
                 tuple((_name(top), float(top["logprob"])) for top in each.get("top_logprobs") or ()),

@@ -126,7 +126,7 @@ class _Run:
         )
         self._report("against a reference", asked, why_not, trust.evidence, example, failure)
         if not why_not:
-            self.reports[-1] = replace(self.reports[-1], floor=trust.delta, notes=(*self.reports[-1].notes, *trust.notes))
+            self.reports[-1] = replace(self.reports[-1], floor=trust.floor, notes=(*self.reports[-1].notes, *trust.notes))
 
     async def _draw(self, arm: Arm, prompts: Sequence[str], settings: Mapping[str, Any]) -> list[Answer]:
         """One answer to each, `concurrency` at a time, in the order of the prompts."""

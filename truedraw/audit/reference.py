@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from truedraw.audit.client import Abilities, Answer
+from truedraw.audit.client import Abilities, Answer, Token
 from truedraw.audit.draws import SelfConsistency
 from truedraw.audit.heads import Head, head_of
 from truedraw.cache import CachedModel
@@ -71,7 +71,7 @@ class Reference:
         return {name: self._model.tokenizer.token_bytes(int(name)).decode("utf-8", "replace") for name in names}
 
     def _ids(self, prompt: str, before: Sequence[int], answer: Answer) -> list[int] | None:
-        keys = [token.key for token in answer.tokens]
+        keys = [] if answer.num_silent else [token.key for token in answer.tokens]
         if keys and all(isinstance(key, int) and 0 <= key < self._model.runner.vocab_size for key in keys):
             return [int(key) for key in keys]
         if not answer.text or answer.finish == "stop":
@@ -80,7 +80,21 @@ class Reference:
         ids = whole[len(before) :]
         spelled = b"".join(map(self._model.tokenizer.token_bytes, ids)).decode("utf-8", "replace")
         fits = whole[: len(before)] == list(before) and spelled == answer.text
-        return ids if fits and (not answer.told or len(ids) == len(keys)) else None
+        return ids if fits and (not keys or not answer.told or self.splits(answer, ids)) else None
+
+    def splits(self, answer: Answer, ids: Sequence[int]) -> bool:
+        """Whether the tokens that were reported have the texts of these."""
+        told = [token.text for token in answer.tokens]
+        spelled = [self._model.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids]
+        return len(told) == len(spelled) and all(a == b or "\ufffd" in a or not a for a, b in zip(told, spelled, strict=True))
+
+    def by_text(self, prompt: str, answer: Answer) -> bool | None:
+        """Whether the answer's text alone, split again, would give the tokens that were drawn; None: nobody can tell."""
+        if answer.num_silent or not answer.told or not answer.text or answer.finish == "stop":
+            return None
+        before = encode_prompt(self._model.tokenizer, prompt, self._model.runner.vocab_size)
+        whole = encode_prompt(self._model.tokenizer, prompt + answer.text, self._model.runner.vocab_size)
+        return whole[: len(before)] == list(before) and self.splits(answer, whole[len(before) :])
 
 
 def distance(reported: Head, own: Head, spell: Mapping[str, str]) -> float | None:
@@ -100,14 +114,18 @@ class Trust:
     """Evidence against a server whose rows should be within a floor of the reference's: the floor comes first.
 
     delta  the largest distance that was seen between what the server reports and the reference's rows, with a margin of a
-           quarter, over the first tokens of plain answers where there are any
+           quarter, over the first tokens of plain answers where there are any; and, for answers whose tokens are found
+           by their text, the share of plain ones where that gave others than were drawn
     """
 
     def __init__(self, reference: Reference, abilities: Abilities) -> None:
         self._reference, self._abilities = reference, abilities
         self.evidence = SelfConsistency()
         self._distances: list[float] = []
+        self._split_again = [0, 0]
+        """Plain answers whose text, split again, gave other tokens; and those where one could tell."""
         self.delta: float | None = None if abilities.num_logprobs is not None and abilities.raw is not None else ASSUMED
+        self._by_text = False
         self.num_left_out = 0
         self.why_not = ""
 
@@ -121,8 +139,17 @@ class Trust:
             self.why_not = forced.why_not
             return
         names = [head.names[head.drawn] if head is not None and head.drawn < len(head.names) else "" for head in forced.heads]
-        tokens = tuple(replace(token, text=name) for token, name in zip(on.tokens, names, strict=True))
-        self.evidence.add(replace(on, tokens=tokens), "", forced.heads, self.delta)
+        tokens = tuple(Token(name, name) for name in names)
+        if on.num_silent or not all(isinstance(token.key, int) for token in on.tokens):
+            self._by_text = True
+        self.evidence.add(replace(on, tokens=tokens), "", forced.heads, self.floor or 0.0)
+
+    @property
+    def floor(self) -> float | None:
+        """The total variation that the null allows; None: not measured yet."""
+        wrong, told = self._split_again
+        share = wrong / told if told and self._by_text else 0.0
+        return None if self.delta is None else min(self.delta + share, 0.9)
 
     def _measure(self, answer: Answer, prompt: str, settings: Mapping[str, Any]) -> None:
         forced = self._reference.forced(prompt, answer, settings)
@@ -131,6 +158,9 @@ class Trust:
             if own is not None and reported is not None:
                 apart = distance(reported, own, self._reference.spelling(own.names))
                 self._distances += [] if apart is None else [apart]
+        same = self._reference.by_text(prompt, answer)
+        if same is not None:
+            self._split_again = [self._split_again[0] + (not same), self._split_again[1] + 1]
         if len(self._distances) >= _MEASURED:
             self.delta = min(_MARGIN * max(self._distances), 0.5)
 
@@ -144,6 +174,11 @@ class Trust:
             )
         elif self.delta is not None:
             told.append(f"floor assumed, TV {self.delta:g}: the server tells nothing to measure it by")
+        if self._split_again[0]:
+            wrong, known = self._split_again
+            told.append(
+                f"{wrong} of {known} plain answers split into other tokens than were drawn: allowed for where ids are not told"
+            )
         if self.num_left_out:
             told.append(f"{self.num_left_out} answers left out: {self.why_not}")
         return tuple(told)
