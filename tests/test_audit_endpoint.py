@@ -10,11 +10,12 @@ import sys
 import numpy as np
 import pytest
 
-from truedraw.audit.client import Answer, Arm, Token
+from truedraw.audit.client import Abilities, Answer, Arm, Token, _Parts
 from truedraw.audit.draws import OnAgainstOff, _factors
-from truedraw.audit.endpoint import SETTINGS, Plan, audit
+from truedraw.audit.endpoint import audit
 from truedraw.audit.heads import head_of, untestable
-from truedraw.audit.planted import FAULTS, PlantedServer, Settings, Trouble, mean_tv
+from truedraw.audit.plan import SETTINGS, Plan
+from truedraw.audit.planted import FAULTS, PlantedServer, Settings, Trouble, asked, mean_tv
 from truedraw.audit.planted.model import CLASS_OF
 from truedraw.audit.planted.vocabulary import END, NUM_IDS, VOCAB, encode, token_bytes
 from truedraw.audit.reference import Reference
@@ -102,6 +103,40 @@ def test_heads_are_what_the_report_determines():
     )
     assert untestable({"temperature": 1, "presence_penalty": 1}, num_top=5, raw=True)
     assert untestable({"temperature": 1}, num_top=None, raw=None) and not untestable({"temperature": 0.5}, num_top=5, raw=False)
+
+
+def test_what_is_looked_at_does_not_depend_on_what_was_drawn():
+    """Servers add the drawn token to the alternatives; halves of characters share a name."""
+    added = token("z", a=0.5, b=0.3, z=0.01)
+    parts = _Parts(["z"], [added], [], "length")
+    (cut,) = parts.answer(Abilities(num_logprobs=2), 0).tokens
+    assert [name for name, _ in cut.top] == ["a", "b"]
+    assert head_of(cut, {"temperature": 1}, raw=True, digits=None).drawn == 2
+    half = token("\ufffd", a=0.5, **{"\ufffd": 0.3})
+    shared = head_of(half, {"temperature": 1}, raw=True, digits=None)
+    assert shared.names == ("a",) and shared.drawn == 1
+    np.testing.assert_allclose(shared.probs, [0.5, 0.5])
+    assert head_of(half, {"temperature": 1, "top_k": 1}, raw=True, digits=None) is None
+
+
+def test_tokens_without_a_report_are_counted():
+    told, bare = token("a", a=0.5, b=0.3), Token("b", "b", -1.0)
+
+    def silent(text, tokens, ids=(), count=0):
+        return _Parts([text], list(tokens), list(ids), "length").answer(Abilities(num_logprobs=2), count).num_silent
+
+    assert silent("aa", [told, told]) == 0 and silent("aab", [told, told]) == 1
+    assert silent("ab", [told, bare]) == 1
+    assert silent("aa", [told, told], ids=[1, 2, 3]) == 1 and silent("aa", [told, told], count=4) == 2
+
+
+def test_a_server_that_reports_some_tokens_only_is_not_judged_by_them():
+    """Left out are tokens that were drawn as drafts: those that are told are no fair sample."""
+    with PlantedServer(seed=3, troubles=(Trouble("bare drafts"),)) as server:
+        found, _ = run(server, detect=0.3)
+    report = found["self-consistency, temperature 1"]
+    assert report.verdict == "not testable" and "without alternatives" in report.reason
+    assert found["on against off, temperature 1"].verdict == "no evidence"
 
 
 # ---------------------------------------------------------------- honest servers
@@ -217,15 +252,23 @@ def test_broken_promises_convict_at_once(fault, mode):
         ("429", "busy 5 times in a row"),
         ("500", "answers 500"),
         ("other model", "the model has changed"),
-        ("stalls", "broke off"),
+        ("stalls", "no whole answer within 2 s"),
+        ("drips", "no whole answer within 2 s"),
+        ("floods", "more than 8 MB"),
     ],
 )
 def test_a_server_that_fails_in_the_middle_gets_no_verdict_but_a_reason(kind, said):
     with PlantedServer(troubles=(Trouble(kind, after=60),)) as server:
-        found, _ = run(server, settings=SETTINGS, laws_only=False, timeout=1.0)
+        found, _ = run(server, settings=SETTINGS, laws_only=False, timeout=2.0 if kind in ("stalls", "drips") else 60.0)
     failed = [report for report in found.values() if report.verdict == "not completed"]
     assert failed and not any(report.verdict == "fault found" for report in found.values()), found
     assert re.search(said, failed[0].reason), failed[0].reason
+
+
+def test_a_connection_that_was_kept_for_too_long_is_opened_again():
+    with PlantedServer(seed=3, troubles=(Trouble("drops", every=5),)) as server:
+        found, _ = run(server, detect=0.5)
+    assert {report.verdict for report in found.values()} == {"no evidence"}, found
 
 
 def test_a_server_without_the_flag_or_log_probabilities_is_told_what_cannot_be_tested():
@@ -240,6 +283,16 @@ def test_a_server_without_the_flag_or_log_probabilities_is_told_what_cannot_be_t
         off = Arm(server.url, "plain")
         found, _ = run(server, off=off, detect=0.2)
     assert found["on against off, temperature 1"].verdict != "not testable"
+
+
+def test_a_setting_that_the_server_refuses_is_not_testable_and_the_rest_is_tested(monkeypatch):
+    monkeypatch.setattr(asked, "_COMMON", asked._COMMON - {"presence_penalty"})
+    with PlantedServer(seed=5) as server:
+        found, _ = run(server, settings=(SETTINGS[2], SETTINGS[1]), laws_only=False, detect=0.5)
+    for mode in ("on against off, penalties", "self-consistency, penalties"):
+        assert found[mode].verdict == "not testable" and "presence_penalty" in found[mode].reason, found[mode]
+    assert found["on against off, temperature 0.7, top-p 0.9"].verdict == "no evidence"
+    assert found["parameter top-k"].verdict == "no evidence"
 
 
 # ---------------------------------------------------------------- the command
@@ -298,7 +351,21 @@ def test_two_hundred_honest_servers_are_not_accused():
         with PlantedServer(seed=seed) as server:
             found, _ = run(server, detect=0.3, most=6000)
         alarms += any(report.verdict == "fault found" for report in found.values())
+    print(f"\n{alarms} alarms of 200")
     assert alarms <= 7
+
+
+@pytest.mark.long
+def test_two_hundred_kernels_are_not_accused():
+    """Null: rows off by exactly TV .02, the floor measured first. As above: more than 7 of 200 have probability 3e-3."""
+    alarms, floors = 0, []
+    for seed in range(200):
+        with PlantedServer(kernel_tv=0.02, seed=seed) as server:
+            found, _ = run(server, reference=reference(), detect=0.3, most=6000)
+        floors.append(found["against a reference"].floor)
+        alarms += any(report.verdict == "fault found" for report in found.values())
+    print(f"\n{alarms} alarms of 200, floors from {min(floors):.4f} to {max(floors):.4f}")
+    assert alarms <= 7 and max(floors) < 0.06
 
 
 TWELVE = (

@@ -35,10 +35,21 @@ def test_readme_commands_run(line):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("snippet", snippets("python"), ids=["generate", "custom drafter"])
+@pytest.mark.parametrize("snippet", snippets("python"), ids=["generate"])
 def test_readme_python_runs_as_pasted(snippet):
     assert run([sys.executable, "-c", snippet]).strip()
     assert len(snippet.splitlines()) <= 15
+
+
+def test_the_first_command_of_the_readme_audits_a_server(tmp_path):
+    """Against a local server without fault, and with fewer tokens."""
+    from truedraw.audit.planted import PlantedServer
+
+    (line,) = [line for block in snippets("bash") for line in block.splitlines() if line.startswith("truedraw audit endpoint")]
+    with PlantedServer(seed=1) as server:
+        page = tmp_path / "report.html"
+        told = run(line.replace("http://localhost:8000", server.url).replace("report.html", f"{page} --detect 0.4"), shell=True)
+    assert "No evidence of a fault" in told and page.exists()
 
 
 @pytest.mark.model

@@ -16,6 +16,8 @@ from truedraw.errors import RunError
 
 MAX_WAIT = 10.0
 RETRIES = 4
+MAX_BYTES = 8_000_000
+"""Of one response: an answer of an audit takes a thousandth of it."""
 _WORD = re.compile(r"\s*\S+|\s+")
 
 
@@ -39,13 +41,26 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One choice. `told` is False where the tokens are words of the text, since the server named none."""
+    """One choice.
+
+    told        False where the tokens are words of the text, since the server named none
+    num_silent  tokens that the text has, as far as one can tell, and the report of log-probabilities has not
+    ids         of its tokens, where they were told
+    """
 
     text: str
     tokens: tuple[Token, ...]
     finish: str | None
     told: bool
     num_tokens: int | None = None
+    num_silent: int = 0
+    ids: tuple[int, ...] = ()
+
+    @property
+    def bare(self) -> Answer:
+        """Without log-probabilities, and so without what they leave out: its ids, or the words of its text."""
+        tokens = tuple(Token(key, str(key)) for key in self.ids) or tuple(Token(word, word) for word in _WORD.findall(self.text))
+        return replace(self, tokens=tokens, num_silent=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +97,14 @@ class Client:
     """Sends requests to the arms of an audit, so many at a time."""
 
     def __init__(self, headers: Mapping[str, str], *, concurrency: int, timeout: float = 60.0) -> None:
-        self.concurrency = concurrency
+        self.concurrency, self._seconds = concurrency, timeout
         limits = httpx.Limits(max_connections=concurrency + 2, max_keepalive_connections=concurrency + 2)
-        self._http = httpx.AsyncClient(headers=dict(headers), timeout=httpx.Timeout(timeout, connect=10.0), limits=limits)
+        self._http = httpx.AsyncClient(headers=dict(headers), timeout=httpx.Timeout(None, connect=10.0), limits=limits)
         self.num_tokens = 0
         self.num_requests = 0
         self.num_busy = 0
         self.num_with_statistics = 0
+        self._builds: dict[tuple[str, str], str] = {}
 
     async def __aenter__(self) -> Client:
         return self
@@ -99,8 +115,9 @@ class Client:
     async def models(self, url: str) -> list[dict[str, Any]]:
         """Raises ServerFailed."""
         try:
-            response = await self._http.get(f"{url}/v1/models")
-        except httpx.HTTPError as error:
+            async with asyncio.timeout(self._seconds):
+                response = await self._http.get(f"{url}/v1/models")
+        except (httpx.HTTPError, TimeoutError) as error:
             raise ServerFailed(f"{url} cannot be reached ({_told(error)}): is the server running?") from None
         if response.status_code in (401, 403):
             raise ServerFailed(f"{url} answers {response.status_code}: give a key with --header 'Authorization: Bearer KEY'")
@@ -143,6 +160,10 @@ class Client:
                     raise ServerFailed(f"{arm.url} was busy {RETRIES + 1} times in a row (429): lower --concurrency") from None
                 await asyncio.sleep(min(busy.seconds, MAX_WAIT))
                 continue
+            except _Dropped as dropped:  # a kept connection that the server has closed meanwhile
+                if attempt == RETRIES:
+                    raise ServerFailed(str(dropped)) from None
+                continue
             self.num_requests += 1
             self.num_tokens += sum(len(answer.tokens) for answer in answers)
             return answers
@@ -152,7 +173,7 @@ class Client:
         """Why the server does not take a body; None: it takes it. Raises ServerFailed where it does not answer at all."""
         try:
             await self._stream(arm.url + path, {**body, "model": arm.model, "stream": True, "max_tokens": 1}, Abilities(path))
-        except _Busy:
+        except (_Busy, _Dropped):
             return None
         except _Refused as error:
             return str(error)
@@ -160,9 +181,11 @@ class Client:
 
     async def _stream(self, url: str, body: Mapping[str, Any], abilities: Abilities) -> list[Answer]:
         parts: dict[int, _Parts] = {}
-        ended = False
+        usage: Mapping[str, Any] = {}
+        begun = ended = False
         try:
-            async with self._http.stream("POST", url, json=body) as response:
+            async with asyncio.timeout(self._seconds), self._http.stream("POST", url, json=body) as response:
+                begun = True
                 if response.status_code != 200:
                     raise await _failure(url, response)
                 async for event in _events(response):
@@ -172,26 +195,42 @@ class Client:
                     if "error" in event:
                         raise ServerFailed(f"{url} ended an answer with an error: {_message(event)}")
                     self.num_with_statistics += "speculation" in event
-                    served = event.get("model")
-                    if isinstance(served, str) and served != body["model"]:
-                        raise ServerFailed(
-                            f"{url} answered as {served[:60]!r} where {body['model']!r} was asked for: the model has changed"
-                        )
+                    self._check_same(url, body["model"], event)
+                    usage = event.get("usage") or usage
                     for choice in event.get("choices") or ():
                         parts.setdefault(int(choice.get("index", 0)), _Parts()).add(choice)
+        except TimeoutError:
+            raise ServerFailed(f"{url} broke off: no whole answer within {self._seconds:g} s (--timeout allows more)") from None
         except httpx.HTTPError as error:
-            raise ServerFailed(f"{url} broke off ({_told(error)})") from None
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            told = f"{url} broke off ({_told(error)})"
+            raise ServerFailed(told) if begun or isinstance(error, httpx.ConnectError) else _Dropped(told) from None
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             raise ServerFailed(f"{url} sent what is no stream of events ({' '.join(str(error).split())[:80]})") from None
         if not parts or not (ended or all(part.finish for part in parts.values())):
             raise ServerFailed(f"{url} ended a stream before its answer")
-        return [parts[index].answer(abilities) for index in sorted(parts)]
+        count = usage.get("completion_tokens") if isinstance(usage, dict) and len(parts) == 1 else None
+        return [parts[index].answer(abilities, count if isinstance(count, int) else 0) for index in sorted(parts)]
+
+    def _check_same(self, url: str, model: str, event: Mapping[str, Any]) -> None:
+        """Raises ServerFailed if it is another model, or another build of it, that answers."""
+        served, build = event.get("model"), event.get("system_fingerprint")
+        if isinstance(served, str) and served != model:
+            raise ServerFailed(f"{url} answered as {served[:60]!r} where {model!r} was asked for: the model has changed")
+        if isinstance(build, str) and build and self._builds.setdefault((url, model), build) != build:
+            raise ServerFailed(
+                f"{url} answered with system_fingerprint {build[:60]!r}, and with {self._builds[url, model][:60]!r} before: "
+                "the model has changed"
+            )
 
 
 class _Busy(Exception):
     def __init__(self, seconds: float) -> None:
         super().__init__("429")
         self.seconds = seconds
+
+
+class _Dropped(Exception):
+    """The connection ended before anything came."""
 
 
 class _Refused(ServerFailed):
@@ -223,18 +262,31 @@ def _told(error: Exception) -> str:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any] | None]:
-    """The events of a stream; None at its [DONE]."""
-    async for line in response.aiter_lines():
-        if not line.startswith("data:"):
+    """The events of a stream; None at its [DONE]. Raises ValueError for what is none."""
+    async for line in _lines(response):
+        if not line.startswith(b"data:"):
             continue
         data = line[5:].strip()
-        if data == "[DONE]":
+        if data == b"[DONE]":
             yield None
             continue
         event = json.loads(data)
         if not isinstance(event, dict):
             raise ValueError(f"an event is {data[:40]!r}")
         yield event
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    rest, total = b"", 0
+    async for data in response.aiter_bytes():
+        total += len(data)
+        if total > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES // 1_000_000} MB")
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
 
 
 @dataclass(slots=True)
@@ -255,10 +307,13 @@ class _Parts:
         self.tokens += _tokens(choice.get("logprobs"))
         self.num_chunks += 1
 
-    def answer(self, abilities: Abilities) -> Answer:
+    def answer(self, abilities: Abilities, count: int) -> Answer:
+        """count: of its tokens, as the server counts; 0: it did not say."""
         text, tokens = "".join(self.text), self.tokens
         if abilities.num_logprobs is not None and not tokens and text:
             raise ServerFailed("the server told no log-probabilities where it did before")
+        if abilities.num_logprobs is not None:
+            tokens = [replace(token, top=_likeliest(token.top, abilities.num_logprobs)) for token in tokens]
         if self.ids and len(self.ids) == len(tokens):
             tokens = [replace(token, key=key) for token, key in zip(tokens, self.ids, strict=True)]
         elif self.ids and not tokens:
@@ -266,7 +321,23 @@ class _Parts:
         told = bool(tokens) or not text
         if not told:
             tokens = [Token(word, word) for word in _WORD.findall(text)]
-        return Answer(text, tuple(tokens), self.finish, told, len(tokens) if told else None)
+        silent = _num_silent(text, self.tokens, max(count, len(self.ids))) if self.tokens else 0
+        return Answer(text, tuple(tokens), self.finish, told, len(tokens) if told else None, silent, tuple(self.ids))
+
+
+def _likeliest(top: tuple[tuple[str, float], ...], count: int) -> tuple[tuple[str, float], ...]:
+    """Servers add the drawn token where it is not among them: what is looked at must not depend on it."""
+    return tuple(sorted(top, key=lambda named: -named[1])[:count])
+
+
+def _num_silent(text: str, tokens: Sequence[Token], count: int) -> int:
+    """Tokens without a report: by their number where that is known, else by what is missing of the text."""
+    silent = sum(token.logprob is None or not token.top for token in tokens)
+    if count:
+        return silent + max(count - len(tokens), 0)
+    shown = [token.text for token in tokens]
+    whole = all(part and "\ufffd" not in part for part in shown)
+    return silent + (whole and len("".join(shown)) < len(text))
 
 
 def _tokens(logprobs: Any) -> list[Token]:
@@ -276,10 +347,10 @@ def _tokens(logprobs: Any) -> list[Token]:
     if logprobs.get("content") is not None:
         return [
             Token(
-                each["token"],
-                each["token"],
+                _name(each),
+                _name(each),
                 float(each["logprob"]),
-                tuple((top["token"], float(top["logprob"])) for top in each.get("top_logprobs") or ()),
+                tuple((_name(top), float(top["logprob"])) for top in each.get("top_logprobs") or ()),
             )
             for each in logprobs["content"]
         ]
@@ -289,6 +360,14 @@ def _tokens(logprobs: Any) -> list[Token]:
         Token(text, text, None if value is None else float(value), tuple((key, float(top[key])) for key in top or {}))
         for text, value, top in zip(logprobs["tokens"], values, tops, strict=True)
     ]
+
+
+def _name(told: Mapping[str, Any]) -> str:
+    """The text of a token; of one that is no text by itself its bytes, where they are told."""
+    text: str = told["token"]
+    if "\ufffd" in text and told.get("bytes"):
+        return bytes(told["bytes"]).decode("utf-8", "backslashreplace")
+    return text
 
 
 def digits(values: Sequence[float]) -> int | None:

@@ -8,89 +8,22 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from truedraw.audit.client import Abilities, Answer, Arm, Client, ServerFailed, digits
+from truedraw.audit.client import Abilities, Answer, Arm, Client, ServerFailed
 from truedraw.audit.contracts import Contract, contracts, first_difference
 from truedraw.audit.draws import Evidence, OnAgainstOff, SelfConsistency
 from truedraw.audit.findings import Example, ModeReport, Verdict
 from truedraw.audit.heads import head_of, untestable
-from truedraw.audit.reference import Reference, Trust
-
-ANSWER_TOKENS = 16
-"""Of each answer whose law is tested: long enough for several steps, short enough that prefixes come again."""
-
-SETTINGS: tuple[tuple[str, Mapping[str, Any]], ...] = (
-    ("temperature 1", {"temperature": 1}),
-    ("temperature 0.7, top-p 0.9", {"temperature": 0.7, "top_p": 0.9}),
-    ("penalties", {"temperature": 1, "presence_penalty": 1.0, "frequency_penalty": 0.5}),
-)
-
-PROMPTS = (
-    "red, green, blue, red, green, blue, red, green,",
-    "The king said to the queen that the",
-    "one two three one two three one",
-    "In the morning we went to the market and",
-)
-"""Half of them ask for copies, half do not."""
+from truedraw.audit.plan import ANSWER_TOKENS, SETTINGS, Plan
+from truedraw.audit.probe import Found, Probe
+from truedraw.audit.reference import Trust
 
 _SEEDS = 8
 _LIKE_LOADED = 8  # requests beside the seeded one
-_EFFORT = 20.0
-"""Tokens that a fault of size TV takes, times TV squared, over the logarithm that has to be reached: measured on the
-planted faults (tests/test_audit_power.py), which shift only part of their TV in any one direction."""
-
 Progress = Callable[[str, float, float], None]
 """What is being done, the share that is done, and log10 of the evidence so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be found out, and with how much.
-
-    alpha   probability of any false alarm, all modes together
-    detect  the smallest total variation, per token, that is to be found with a power of 95 %
-    most    tokens to draw at most
-    reference  a local model whose rows are trusted, up to a floor that is measured
-    off     where plain decoding is; None: it is asked for as truedraw servers know it, where that works
-    """
-
-    on: Arm
-    off: Arm | None = None
-    prompts: Sequence[str] = PROMPTS
-    alpha: float = 0.01
-    detect: float = 0.05
-    most: int = 60_000
-    concurrency: int = 4
-    headers: Mapping[str, str] = field(default_factory=dict)
-    reference: Reference | None = None
-    timeout: float = 60.0
-
-    @property
-    def mode_alpha(self) -> float:
-        """Each statistical mode's share."""
-        return self.alpha / (2 * len(SETTINGS) + (self.reference is not None))
-
-    @property
-    def wanted(self) -> int:
-        """Tokens of one setting, both arms together, that `detect` takes."""
-        bets = 6 * 14
-        return math.ceil(_EFFORT * math.log(bets / self.mode_alpha) / self.detect**2)
-
-    @property
-    def tokens_each(self) -> int:
-        """Tokens of one setting that are drawn at most: the contracts take about a tenth of all."""
-        return min(self.wanted, int(0.9 * self.most / len(SETTINGS)))
-
-    @property
-    def reach(self) -> float:
-        """The total variation that tokens_each are enough for."""
-        return self.detect * math.sqrt(self.wanted / self.tokens_each)
-
-    def seen_with(self, tokens: int) -> float | None:
-        """The total variation that so many tokens of a setting, both arms together, find with a power of 95 %."""
-        return min(self.detect * math.sqrt(self.wanted / tokens), 1.0) if tokens else None
 
 
 async def audit(
@@ -103,7 +36,7 @@ async def audit(
     """The report of each mode, and facts worth keeping. Never raises for what the server does."""
     async with Client(plan.headers, concurrency=plan.concurrency, timeout=plan.timeout) as client:
         try:
-            found = await _Probe(client, plan).look()
+            found = await Probe(client, plan).look()
         except ServerFailed as error:
             return [ModeReport("connection", "not completed", "whether the server can be asked", str(error))], {}
         run = _Run(client, plan, found, on_progress)
@@ -114,122 +47,10 @@ async def audit(
         return run.reports, facts
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What probing found."""
-
-    on: Arm
-    off: Arm | None
-    why_not_off: str
-    abilities: Abilities
-    facts: dict[str, str]
-
-
-class _Probe:
-    """A few requests that find out what a server can do."""
-
-    def __init__(self, client: Client, plan: Plan) -> None:
-        self._client, self._plan = client, plan
-
-    async def look(self) -> _Found:
-        """Raises ServerFailed."""
-        client, plan = self._client, self._plan
-        models = await client.models(plan.on.url)
-        on = plan.on if plan.on.model else replace(plan.on, model=models[0]["id"] if models else "default")
-        if models and on.model not in {model["id"] for model in models}:
-            raise ServerFailed(
-                f"{on.url} has no model {on.model!r}: it has {', '.join(repr(model['id']) for model in models[:5])}"
-            )
-        path = "/v1/completions"
-        refused = await client.refuses(on, path, {"prompt": plan.prompts[0]})
-        if refused is not None:
-            path = "/v1/chat/completions"
-            again = await client.refuses(on, path, {"messages": [{"role": "user", "content": plan.prompts[0]}]})
-            if again is not None:
-                raise ServerFailed(f"neither completions nor chats are answered: {refused}; {again}")
-        abilities = await self._logprobs(on, Abilities(path))
-        abilities = await self._ids(on, abilities)
-        off, why = plan.off, ""
-        if off is None:
-            off, why = await self._plain(on, abilities)
-        elif not off.model:
-            names = [model["id"] for model in await client.models(off.url)]
-            off = replace(off, model=on.model if on.model in names or not names else names[0])
-        facts = {
-            "model": on.model,
-            "endpoint": path,
-            "log-probabilities": "none"
-            if abilities.num_logprobs is None
-            else f"{abilities.num_logprobs} alternatives, {_rawness(abilities.raw)}"
-            + (f", {abilities.digits} decimals" if abilities.digits is not None else ""),
-            "token ids": "yes" if abilities.ids else "no",
-            "plain decoding": why
-            if off is None
-            else f"{off.url} {off.model} {json.dumps(dict(off.extra)) if off.extra else ''}".strip(),
-        }
-        return _Found(on, off, why, abilities, facts)
-
-    async def _logprobs(self, on: Arm, abilities: Abilities) -> Abilities:
-        for count in (5, 2, 1):
-            tried = replace(abilities, num_logprobs=count)
-            try:
-                answers = await self._client.draw(on, tried, self._plan.prompts[0], {"temperature": 1}, 4)
-            except ServerFailed:
-                continue
-            if not all(token.top for answer in answers for token in answer.tokens):
-                continue
-            raw, shown = await self._raw(on, tried)
-            return replace(tried, raw=raw, digits=shown)
-        return abilities
-
-    async def _raw(self, on: Arm, abilities: Abilities) -> tuple[bool | None, int | None]:
-        """Whether a first token's alternatives are the same at two temperatures."""
-        tops: list[dict[str, float]] = []
-        for temperature in (1.0, 0.5):
-            (answer, *_) = await self._client.draw(on, abilities, self._plan.prompts[1], {"temperature": temperature}, 2)
-            if not answer.tokens:
-                return None, None
-            tops.append(dict(answer.tokens[0].top))
-        shared = [name for name in tops[0] if name in tops[1] and tops[0][name] > -12]
-        if len(shared) < 2:
-            return None, None
-        gaps = [[top[name] - top[shared[0]] for name in shared[1:]] for top in tops]
-        widest = max(range(len(gaps[0])), key=lambda i: abs(gaps[0][i]))
-        ratio = gaps[1][widest] / gaps[0][widest] if abs(gaps[0][widest]) > 0.2 else math.nan
-        raw = True if abs(ratio - 1) < 0.1 else False if abs(ratio - 2) < 0.2 else None
-        return raw, digits([value for top in tops for value in top.values()])
-
-    async def _ids(self, on: Arm, abilities: Abilities) -> Abilities:
-        tried = replace(abilities, ids=True)
-        try:
-            answers = await self._client.draw(on, tried, self._plan.prompts[0], {"temperature": 1}, 4)
-        except ServerFailed:
-            return abilities
-        known = all(isinstance(token.key, int) for answer in answers for token in answer.tokens)
-        return tried if known else abilities
-
-    async def _plain(self, on: Arm, abilities: Abilities) -> tuple[Arm | None, str]:
-        arm = replace(on, extra={**on.extra, "speculation": {"off": True}})
-        before = self._client.num_with_statistics
-        try:
-            await self._client.draw(arm, abilities, self._plan.prompts[0], {"temperature": 1}, 4)
-        except ServerFailed:
-            return None, "the server knows no way to ask for plain decoding: name one with --off"
-        if self._client.num_with_statistics == before:
-            return None, "the server does not say that it knows the field speculation: name plain decoding with --off"
-        return arm, ""
-
-
-def _rawness(raw: bool | None) -> str:
-    return {True: "before temperature", False: "after all parameters", None: "before or after temperature: could not be told"}[
-        raw
-    ]
-
-
 class _Run:
     """The modes, one after the other. What a failing server leaves untested is told as not completed."""
 
-    def __init__(self, client: Client, plan: Plan, found: _Found, on_progress: Progress) -> None:
+    def __init__(self, client: Client, plan: Plan, found: Found, on_progress: Progress) -> None:
         self._client, self._plan, self._found, self._on_progress = client, plan, found, on_progress
         self.reports: list[ModeReport] = []
         self._sample: list[Answer] = []
@@ -255,15 +76,16 @@ class _Run:
         pairs, own = OnAgainstOff(), SelfConsistency()
         trust = Trust(plan.reference, self._abilities) if plan.reference is not None and name == SETTINGS[0][0] else None
         why_not = untestable(settings, num_top=abilities.num_logprobs, raw=abilities.raw)
-        failure = ""
+        failure, refused, drawn, silent = "", "", 0, 0
         per_round = max(1, plan.concurrency)
         target = plan.tokens_each if found.off is not None else plan.tokens_each // 2
         try:
-            drawn = 0
-            while drawn < target and not (pairs.rejects(plan.mode_alpha) or own.rejects(plan.mode_alpha)):
+            while drawn < target and not (pairs.rejects(plan.mode_alpha) or (not silent and own.rejects(plan.mode_alpha))):
                 prompts = [plan.prompts[(drawn + i) % len(plan.prompts)] for i in range(per_round * len(plan.prompts))]
                 ons = await self._draw(found.on, prompts, settings)
                 offs = await self._draw(found.off, prompts, settings) if found.off is not None else [None] * len(ons)
+                if not silent and (silent := _num_silent(ons, offs)):
+                    pairs = OnAgainstOff()  # what was seen so far was chosen by what had a report
                 for prompt, on, off in zip(prompts, ons, offs, strict=True):
                     drawn += len(on.tokens) + (len(off.tokens) if off is not None else 0)
                     drawn += not on.tokens  # an empty answer is a draw too
@@ -271,22 +93,28 @@ class _Run:
                         heads = [head_of(token, settings, raw=abilities.raw, digits=abilities.digits) for token in on.tokens]
                         own.add(on, prompt, heads)
                     if off is not None:
-                        pairs.add(on, off, prompt)
+                        pairs.add(on.bare if silent else on, off.bare if silent else off, prompt)
                     if trust is not None:
                         trust.add(on, off, prompt, settings)
                 self._sample += ons[: 64 - len(self._sample)] if name == SETTINGS[0][0] else []
                 best = max(pairs.log_maximum, own.log_maximum) / math.log(10)
                 self._on_progress(name, min(drawn / target, 1.0), best)
         except ServerFailed as error:
-            failure = str(error)
+            if drawn or not _refuses(error):
+                failure = str(error)
+            else:  # it never takes such a request: no server that broke
+                refused = why_not = str(error)
         example = self._example(settings)
-        if found.off is None:
-            self._report(f"on against off, {name}", "whether speculation changes the law", found.why_not_off, None, None)
+        if found.off is None or refused:
+            reason = found.why_not_off or refused
+            self._report(f"on against off, {name}", "whether speculation changes the law", reason, None, None)
         else:
             self._report(f"on against off, {name}", "whether speculation changes the law", "", pairs, example, failure)
         if trust is not None:
             self._trusted(trust, example, failure)
         asked = "whether tokens are drawn as their own log-probabilities say"
+        if why_not is None and silent:
+            why_not = "some tokens come without alternatives: which ones may depend on what was drawn"
         if why_not is None and not failure and not own.samples:
             why_not = "no token's report reached far enough"
         self._report(f"self-consistency, {name}", asked, why_not or "", own, example, failure)
@@ -462,6 +290,10 @@ class _Run:
 
     async def _one(self, arm: Arm, prompt: str, settings: Mapping[str, Any]) -> Answer:
         return (await self._client.draw(arm, self._found.abilities, prompt, settings, 24))[0]
+
+
+def _num_silent(*arms: Sequence[Answer | None]) -> int:
+    return sum(answer.num_silent for answers in arms for answer in answers if answer is not None)
 
 
 def _margin(margin: float | None) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from truedraw.audit.client import Arm
-from truedraw.audit.endpoint import SETTINGS, Plan, Progress, audit
+from truedraw.audit.endpoint import Progress, audit
 from truedraw.audit.findings import ModeReport
+from truedraw.audit.plan import SETTINGS, Plan
 from truedraw.audit.planted import FAULTS, PlantedServer, strength_for
 
 FAULT = "greedy drafts"

@@ -63,19 +63,18 @@ def untestable(settings: Mapping[str, Any], *, num_top: int | None, raw: bool | 
 
 
 def head_of(token: Token, settings: Mapping[str, Any], *, raw: bool, digits: int | None) -> Head | None:
-    """None where the report does not reach: top-p not reached inside the head, or nothing was reported."""
+    """None where the report does not reach: top-p not reached inside the head, or nothing was reported.
+
+    Names that several tokens may share, halves of characters and tokens without a text, go with the rest.
+    """
     if token.logprob is None or not token.top:
         return None
-    named = dict(token.top)
-    named.setdefault(token.text, token.logprob)
-    names = tuple(sorted(named, key=lambda name: -named[name]))
-    weights = np.exp(np.array([named[name] for name in names]))
-    inside = dict(token.top)
-    known = [name in inside for name in names]
-    if not all(known):  # the drawn one is no part of the head: it speaks for the rest
-        names = tuple(name for name, kept in zip(names, known, strict=True) if kept)
-        weights = weights[np.array(known)]
-    drawn = names.index(token.text) if token.text in names else len(names)
+    clear = {name: value for name, value in token.top if _is_one(name)}
+    if not clear or (len(clear) < len(token.top) and not _whole(settings)):
+        return None
+    names = tuple(sorted(clear, key=lambda name: -clear[name]))
+    weights = np.exp(np.array([clear[name] for name in names]))
+    drawn = names.index(token.text) if token.text in clear else len(names)
     half = 0.0 if digits is None else 0.5 * 10.0**-digits
     slack = float(weights.sum()) * math.expm1(half)
     rest = 1.0 - float(weights.sum())
@@ -86,6 +85,16 @@ def head_of(token: Token, settings: Mapping[str, Any], *, raw: bool, digits: int
     if probs is None:
         return None
     return Head(names, probs / probs.sum(), drawn, slack)
+
+
+def _is_one(name: str) -> bool:
+    return bool(name) and "\ufffd" not in name
+
+
+def _whole(settings: Mapping[str, Any]) -> bool:
+    """Nothing cuts the law: the rest is what is left over."""
+    uncut = settings.get("top_k", 0) == 0 and settings.get("top_p", 1) == 1 and settings.get("min_p", 0) == 0
+    return bool(uncut and settings.get("temperature", 1) == 1)
 
 
 def _shaped(probs: Probs, settings: Mapping[str, Any]) -> Probs | None:

@@ -25,8 +25,8 @@ from truedraw.errors import InvalidParameter, UsageError
 
 if TYPE_CHECKING:
     from truedraw.audit.client import Arm
-    from truedraw.audit.endpoint import Plan
     from truedraw.audit.findings import Report
+    from truedraw.audit.plan import Plan
 
 
 def endpoint(
@@ -60,7 +60,7 @@ def endpoint(
     Status: 0 no evidence, 1 fault found, 2 usage, 3 could not be completed.
     """
     from truedraw.audit.client import Arm
-    from truedraw.audit.endpoint import PROMPTS, Plan
+    from truedraw.audit.plan import PROMPTS, Plan
 
     check_report(save)
     for name, value, good in (

@@ -7,6 +7,7 @@ import itertools
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from types import TracebackType
 
 from truedraw.audit.planted.asked import Asked
@@ -138,11 +139,17 @@ class PlantedServer:
                 fresh=fresh,
                 race_key=None if asked.seed is None else (asked.seed, choice),
             )
-            choices.append(pieces(decoder, asked, told, self.fault))
+            made = pieces(decoder, asked, told, self.fault)
+            choices.append(_without_drafts(made) if "bare drafts" in troubled else made)
         return reply, choices
 
     def _judged_by(self, settings: Settings) -> Settings:
         return settings if self.fault is None else settings.without(self.fault.judged_without)
+
+
+def _without_drafts(told: Iterator[Piece]) -> Iterator[Piece]:
+    """Pieces without the log-probabilities of accepted drafts."""
+    return (replace(piece, logprobs=piece.logprobs[piece.accepted :]) for piece in told)
 
 
 @functools.lru_cache(maxsize=16)

@@ -116,6 +116,8 @@ class _Handler(BaseHTTPRequestHandler):
         if "dies" in troubled:
             self.server.die()
             raise _Gone
+        if "drops" in troubled:
+            raise _Gone
         if "429" in troubled:
             raise Refused(429, "too many requests: come back later", "rate_limit_exceeded")
         if "500" in troubled:
@@ -162,7 +164,11 @@ class _Handler(BaseHTTPRequestHandler):
         """In the middle of an answer."""
         if "stalls" in troubled:
             self.server.released.wait()
-        if troubled & {"stalls", "closes"}:
+        while "drips" in troubled and not self.server.released.wait(0.05):
+            self._chunk(b": still here\n\n")
+        while "floods" in troubled and not self.server.released.is_set():
+            self._chunk(b"x" * 65536)
+        if troubled & {"stalls", "closes", "drips", "floods"}:
             raise _Gone
 
     def _allowed(self) -> bool:
