@@ -219,6 +219,8 @@ class _Run:
         for i, contract in enumerate(listed):
             self._on_progress(f"parameters: {contract.name}", i / len(listed), 0.0)
             self.reports.append(await self._contract(contract, abilities))
+            if self.reports[-1].verdict == "not completed":
+                return
 
     async def _contract(self, contract: Contract, abilities: Abilities) -> ModeReport:
         mode, asked = f"parameter {contract.name}", f"whether {contract.name} holds on every token"
