@@ -320,6 +320,17 @@ def test_a_server_that_fails_in_the_middle_gets_no_verdict_but_a_reason(kind, sa
     assert re.search(said, failed[0].reason), failed[0].reason
 
 
+def test_where_nothing_was_drafted_nothing_is_said_of_drafts():
+    with PlantedServer(seed=3, speculates=False) as server:
+        found, facts = run(server, detect=0.5)
+    assert facts["drafts, as the server tells"] == "0 proposed, 0 accepted"
+    assert "drafted nothing" in found["on against off, temperature 1"].reason
+    assert found["self-consistency, temperature 1"].verdict == "no evidence"
+    with PlantedServer(seed=3) as server:
+        found, facts = run(server, detect=0.5)
+    assert not facts["drafts, as the server tells"].startswith("0 ")
+
+
 def test_a_connection_that_was_kept_for_too_long_is_opened_again():
     with PlantedServer(seed=3, troubles=(Trouble("drops", every=5),)) as server:
         found, _ = run(server, detect=0.5)

@@ -1,7 +1,7 @@
 """The demo model as transformers saves it, and a draft model of it: python hf_models.py DEMO.gguf FOLDER
 
-FOLDER/hf has its weights in float32, FOLDER/hf-draft the same rounded to four bits in blocks of 32, with the final norm scaled by 0.8
-as in models.py. Runs in an environment with torch, transformers, gguf and accelerate.
+FOLDER/hf has its weights in float32, FOLDER/hf-draft the same rounded to four bits in blocks of 32, with the final norm scaled
+by 0.8 as in models.py. Runs in an environment with torch, transformers, gguf and accelerate.
 """
 
 import sys
