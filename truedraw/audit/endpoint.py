@@ -104,7 +104,7 @@ class _Run:
                     if abilities.raw is not None:
                         own.add(on, prompt, *_judged_by(on, settings, abilities, heads=why_not is None))
                     if off is not None:
-                        pairs.add(self._summed(on, prompt, silent), self._summed(off, prompt, silent), prompt)
+                        pairs.add(self._summed(on, prompt, bool(silent)), self._summed(off, prompt, bool(silent)), prompt)
                     if trust is not None:
                         trust.add(on, off, prompt, settings)
                 self._sample += ons[: 64 - len(self._sample)] if name == SETTINGS[0][0] else []
