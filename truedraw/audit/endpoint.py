@@ -200,7 +200,9 @@ class _Run:
                 alpha,
                 evidence.e_value,
                 evidence.p_value,
-                None if blind else self._plan.seen_with(2 * evidence.num_judged if isinstance(evidence, SelfConsistency) else evidence.samples),
+                None
+                if blind
+                else self._plan.seen_with(2 * evidence.num_judged if isinstance(evidence, SelfConsistency) else evidence.samples),
                 None,
                 evidence.fired(alpha) if found else (),
                 example if found else None,
