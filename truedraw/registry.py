@@ -157,9 +157,8 @@ def _load_transformers(spec: str, options: LoadOptions, say: Callable[[str], Non
     from truedraw.runners import transformers, transformers_files
 
     name, dtype = transformers_files.parse(spec.removeprefix(TRANSFORMERS))
-    source = transformers_files.locate(name)
     with kernels.warming(say):
-        loaded, tokenizer = transformers_files.load(source, dtype, options.device)
+        source, loaded, tokenizer = transformers_files.load(name, dtype, options.device, say)
         weights = {**source.identity(), "weights": str(loaded.dtype).removeprefix("torch.")}
         machine = {**weights, **transformers.machine(loaded.device)}
         options = _with_kept_threads(options, machine, say)

