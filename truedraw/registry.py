@@ -39,8 +39,8 @@ MAX_F32_BYTES = 1_000_000_000
 
 DRAFTERS = ("none", "suffix", "ngram", "model", "tree", "random")
 MODELS = (
-    "a path to a GGUF file, smollm2[:f32|bf16|q8_0|q4_0], hub:ORG/REPO[:FILE], toy, or through transformers "
-    "hf:FOLDER|FILE.gguf|ORG/NAME|smollm2[@bf16|@f32]"
+    "a path to a GGUF file, smollm2[:f32|bf16|q8_0|q4_0], hub:ORG/REPO[:FILE], toy, or, run by transformers, hf:FOLDER, "
+    "hf:FILE.gguf, hf:ORG/NAME or hf:smollm2 (@bf16 or @f32 may follow)"
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import logging
 import os
@@ -96,6 +97,9 @@ def load(name: str, dtype: str | None, device: str, say: Callable[[str], None]) 
         raise InvalidParameter("device", device, "cpu: PyTorch finds no CUDA device here")
     kept = _kept_demo(dtype or "bf16") if name == DEMO else None
     source = Source(str(kept)) if kept is not None and kept.exists() else locate(name)
+    for package in ("gguf", "accelerate") if source.gguf_file else ():
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtra(package, "transformers")
     with _quietly(), _told(source):
         if kept is not None and not kept.exists():
             say("converting the demo model for transformers, once: this takes about a minute")
