@@ -25,12 +25,23 @@ def llama(tiny, architecture, **options):
     return LlamaCppRunner(tiny(architecture), num_slots=3, context=128, **options)
 
 
+def transformers(architecture, **options):
+    pytest.importorskip("torch")
+    import tiny_transformers
+
+    from truedraw.runners.transformers import TransformersRunner
+
+    return TransformersRunner(tiny_transformers.model(architecture), num_slots=3, context=128, threads=1, **options)
+
+
 RUNNERS = {
     "toy": lambda tiny: ToyRunner(hashed(VOCAB), VOCAB, num_slots=3, max_length=128),
     "llama": lambda tiny: llama(tiny, "llama"),
     "llama, streams": lambda tiny: llama(tiny, "llama", kv_unified=False),
     "llama, bf16 KV": lambda tiny: llama(tiny, "llama", kv_type="bf16"),
     "sliding windows": lambda tiny: llama(tiny, "gemma2"),
+    "transformers": lambda tiny: transformers("Qwen2"),
+    "transformers, sliding windows": lambda tiny: transformers("Gemma2"),
 }
 
 

@@ -160,6 +160,7 @@ class Engine:
         threads_small: int | None = None,
         kv_type: str = "f16",
         kv_unified: bool = True,
+        device: str = "cpu",
         strict: bool = False,
         on_progress: Callable[[str], None] | None = None,
     ) -> Engine:
@@ -198,7 +199,7 @@ class Engine:
             corpus = corpus if isinstance(corpus, Corpus | Sources) else gather(corpus)
         parts = assemble(
             model,
-            LoadOptions(context, slots, threads, threads_small, kv_type, kv_unified),
+            LoadOptions(context, slots, threads, threads_small, kv_type, kv_unified, device=device),
             on_progress or (lambda message: None),
             drafter=drafter,
             others=drafters,

@@ -66,6 +66,7 @@ def audit_model(
     slots: Annotated[int, typer.Option(help="Sequences at a time.")] = 4,
     threads: opt.Threads = None,
     kv_type: opt.KvType = "f16",
+    device: opt.Device = "cpu",
     strict: opt.Strict = False,
 ) -> int:
     """Prove it on your pair: every token that the engine emits against the row it was drawn from."""
@@ -84,7 +85,7 @@ def audit_model(
     with opt.load_engine(
         model, drafter=drafter, draft_model=draft_model, draft_length=draft_length, corpus=corpus, corpus_size=corpus_size,
         corpus_learning=False, rule=rule, allow_lossy=allow_lossy, context=context, slots=slots, threads=threads, kv_type=kv_type,
-        strict=strict,
+        device=device, strict=strict,
     ) as engine:  # fmt: skip
         texts = _prompts(engine, prompts, raw=raw)
         _announce(asked)

@@ -44,6 +44,7 @@ def bench(
     context: opt.Context = 2048,
     threads: opt.Threads = None,
     kv_type: opt.KvType = "f16",
+    device: opt.Device = "cpu",
     strict: opt.Strict = False,
     repeats: Annotated[int, typer.Option(help="Rounds at most; fewer where the interval is narrow.")] = 10,
     seconds: Annotated[float, typer.Option(help="For each workload at most.")] = 60.0,
@@ -63,7 +64,7 @@ def bench(
     done: dict[str, Workload] = {}
     with opt.load_engine(
         model, drafter=drafter, draft_model=draft_model, draft_length=draft_length, rule=rule, allow_lossy=allow_lossy,
-        context=context, slots=concurrency, threads=threads, kv_type=kv_type, strict=strict, corpus=corpus,
+        context=context, slots=concurrency, threads=threads, kv_type=kv_type, device=device, strict=strict, corpus=corpus,
         corpus_size=corpus_size, corpus_learning=False,  # else the second round would copy the answers of the first
     ) as engine:  # fmt: skip
         _warm_up(engine, next(iter(found.values()))[0], params)

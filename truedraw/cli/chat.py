@@ -38,6 +38,7 @@ def chat(
     context: opt.Context = None,
     threads: opt.Threads = None,
     kv_type: opt.KvType = "f16",
+    device: opt.Device = "cpu",
     strict: opt.Strict = False,
 ) -> int:
     """Talk to a model. /reset starts anew, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
@@ -58,6 +59,7 @@ def chat(
         slots=1,
         threads=threads,
         kv_type=kv_type,
+        device=device,
         strict=strict,
     ) as engine:
         if engine.model.tokenizer.chat_template is None:

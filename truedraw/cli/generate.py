@@ -48,6 +48,7 @@ def generate(
     slots: opt.Slots = None,
     threads: opt.Threads = None,
     kv_type: opt.KvType = "f16",
+    device: opt.Device = "cpu",
     strict: opt.Strict = False,
     compare: Annotated[bool, typer.Option("--compare", help="Also decode plainly, with the same seed; colours drafts.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
@@ -75,6 +76,7 @@ def generate(
         slots=choices if slots is None else slots,
         threads=threads,
         kv_type=kv_type,
+        device=device,
         strict=strict,
     ) as engine:
         return _Run(engine, _prompt(engine, text, system, raw), params, seed, quiet=as_json, raw=raw).go(compare=compare)

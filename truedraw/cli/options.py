@@ -35,6 +35,7 @@ Strict = Annotated[
     bool, _option(_LOADING, "Only with rows that are bit-identical for every pass; told at what price.", "--strict")
 ]
 KvType = Annotated[str, _option(_LOADING, "KV cache: f16, bf16, f32 or q8_0.")]
+Device = Annotated[str, _option(_LOADING, "Where hf: models run: cpu or cuda.")]
 
 DraftModel = Annotated[str | None, _option(_SPECULATION, "A smaller model with the same vocabulary.")]
 DrafterName = Annotated[
@@ -141,6 +142,7 @@ def load_engine(
     slots: int,
     threads: int | None,
     kv_type: str,
+    device: str,
     strict: bool = False,
     corpus: list[str] | None = None,
     corpus_size: int | None = None,
@@ -171,6 +173,7 @@ def load_engine(
             slots=slots,
             threads=threads,
             kv_type=kv_type,
+            device=device,
             strict=strict,
             on_progress=progress.say,
         )

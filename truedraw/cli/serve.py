@@ -34,6 +34,7 @@ def serve(
     slots: Annotated[int, _option("Model", "Choices at a time.")] = 4,
     threads: opt.Threads = None,
     kv_type: opt.KvType = "f16",
+    device: opt.Device = "cpu",
     strict: opt.Strict = False,
     host: Annotated[str, _option(_SERVER, "Address to listen on; this machine only unless told otherwise.")] = "127.0.0.1",
     port: Annotated[int, _option(_SERVER, "0 takes a free one.", min=0, max=65535)] = 8000,
@@ -122,6 +123,7 @@ def serve(
             slots=slots,
             threads=threads,
             kv_type=kv_type,
+            device=device,
             strict=strict,
         )
         app = create_app(engine, settings, Formats(engine.model).constraint)
