@@ -185,6 +185,28 @@ def test_the_engines_own_law(setting):
     assert sum(mass for _, mass in engine_law._runs(setting)) == 1
 
 
+# ---------------------------------------------------------------- rules on tensors
+
+
+@pytest.mark.skipif(not tensors.available(), reason="torch is not installed")
+@pytest.mark.parametrize("rule", tensors.RULES)
+def test_the_rules_on_tensors_answer_as_the_reference(rule):
+    done = tensors.report(rule)
+    assert done.exact and done.different == 0 and done.problems >= 12, done
+    assert done.max_tv == 0 if rule != "coupled" else done.max_tv is None
+    asked = tensors.questions(rule)
+    assert {len(question.proposal) for question in asked} >= {0, 1, 2, 3}
+    if rule != "coupled":
+        masses = {}
+        for question in asked:
+            if question.cell is not None:
+                masses[question.cell[0]] = masses.get(question.cell[0], 0) + question.cell[1]
+        assert set(masses.values()) == {1} and len(masses) > 25
+    batches = list(tensors.batches(asked))
+    assert sum(map(len, batches)) == len(asked)
+    assert any(len({len(question.proposal) for question in batch}) > 2 for batch in batches)
+
+
 # ---------------------------------------------------------------- lossy rules
 
 
