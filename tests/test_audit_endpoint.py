@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from truedraw.audit.client import Abilities, Answer, Arm, Token, _Parts
-from truedraw.audit.draws import OnAgainstOff, _factors
+from truedraw.audit.draws import OnAgainstOff, SelfConsistency, _factors, rare_factors
 from truedraw.audit.endpoint import audit
-from truedraw.audit.heads import head_of, untestable
+from truedraw.audit.heads import head_of, log_bound, untestable
 from truedraw.audit.plan import SETTINGS, Plan
 from truedraw.audit.planted import FAULTS, PlantedServer, Settings, Trouble, asked, mean_tv
 from truedraw.audit.planted.model import CLASS_OF
@@ -117,6 +117,53 @@ def test_what_is_looked_at_does_not_depend_on_what_was_drawn():
     assert shared.names == ("a",) and shared.drawn == 1
     np.testing.assert_allclose(shared.probs, [0.5, 0.5])
     assert head_of(half, {"temperature": 1, "top_k": 1}, raw=True, digits=None) is None
+
+
+def test_bets_on_what_is_all_but_impossible_are_fair():
+    """A vocabulary of the largest size, with rows that put as much as they can below each threshold."""
+    for nats in np.arange(-36.0, 0.0, 0.5):
+        each = math.exp(nats)
+        tail = min(2.0**18 * each, 1.0)
+        mean = (1 - tail) * rare_factors(-0.1) + tail * rare_factors(nats)
+        assert mean.max() <= 1 + 1e-12 and (mean >= 0).all()
+    assert rare_factors(-30.0).max() > 1e4 and rare_factors(-15.0).max() < 1 and rare_factors(None).max() < 1
+
+
+def test_the_bound_on_a_tokens_probability_holds_whatever_is_cut_off():
+    random = np.random.default_rng(5)
+    for temperature in (0.3, 0.7, 1.0, 1.7):
+        p = random.dirichlet(np.full(40, 0.1))
+        order = np.argsort(-p)
+        top = tuple((str(i), math.log(p[i])) for i in order[:5])
+        for kept in (3, 12, 40):
+            law = np.zeros(40)
+            law[order[:kept]] = p[order[:kept]] ** (1 / temperature)
+            law /= law.sum()
+            for i in order[:kept]:
+                told = Token(int(i), str(i), math.log(max(p[i], 1e-300)), top)
+                bound = log_bound(told, {"temperature": temperature, "top_k": kept}, raw=True, digits=None)
+                assert law[i] <= math.exp(bound) * (1 + 1e-9)
+    told = token("a", a=0.5, b=0.3)
+    assert log_bound(told, {"temperature": 1, "presence_penalty": 1.0}, raw=True, digits=None) is None
+    assert log_bound(told, {"temperature": 0}, raw=True, digits=None) is None
+    assert log_bound(told, {"temperature": 0.5, "presence_penalty": 1.0}, raw=False, digits=None) == told.logprob
+
+
+def test_tokens_that_the_report_rules_out_convict_within_a_few_answers_in_any_setting():
+    """What an engine does that divides draft positions by a temperature it never wrote: one token in ten is any token."""
+    tops = tuple((str(i), math.log(0.19)) for i in range(5))
+    settings = {"temperature": 0.7, "top_p": 0.9}
+    own = SelfConsistency()
+    for _ in range(3):
+        told = [Token("x", "x", -30.0, tops)] + [Token("1", "1", math.log(0.19), tops)] * 9
+        bounds = [log_bound(each, settings, raw=True, digits=None) for each in told]
+        own.add(Answer("x1", tuple(told), "length", True), "p", [None] * 10, log_bounds=bounds)
+    assert own.rejects(1e-4) and own.fired(1e-4)[0].name == "all but impossible tokens" and own.num_judged == 0
+    honest = SelfConsistency()
+    for _ in range(200):
+        told = [Token("z", "z", -14.0, tops)]
+        honest.add(Answer("z", tuple(told), "length", True), "p", [None], log_bounds=[-14.0])
+    assert not honest.rejects(0.5)
 
 
 def test_tokens_without_a_report_are_counted():

@@ -16,11 +16,16 @@ from truedraw.prove.goodness import LAMBDAS
 from truedraw.types import Probs
 
 _NUM_BETS = 2 * len(LAMBDAS)
+_VOCAB = 2.0**18  # no model has more tokens
+_RARE = _VOCAB * np.exp([-20.0, -28.0])
+"""Probability, at most, that any of the tokens comes which are less likely each than that: a nat is left for rounding below."""
+_RARE_STAKES = LAMBDAS / 4
 
 USUALLY = {
     "likelier tokens": "drafts accepted too easily, greedy draft positions, or a temperature that drafts do not get",
     "the likeliest token": "argmax at draft or bonus positions, or acceptance by a threshold",
     "outside the head": "top-k or top-p on one side only, or a residual drawn from the wrong row",
+    "all but impossible tokens": "drafts judged, or replaced, by rows that are not the model's",
     "what a copy would be": "copied drafts accepted without being verified, or judged by the wrong row",
     "repetition": "penalties that drafts do not get",
     "length": "end-of-text tokens inside accepted runs, or a budget that drafts overrun",
@@ -112,16 +117,26 @@ class SelfConsistency(Evidence):
     def __init__(self) -> None:
         super().__init__(
             ("likelier tokens", "the likeliest token", "outside the head", "what a copy would be", "learned of tokens",
-             "learned behind the last token", "learned behind the last two")
+             "learned behind the last token", "learned behind the last two", "all but impossible tokens")
         )  # fmt: skip
         self.contradiction: tuple[Token, Head] | None = None
-        self.num_left_out = 0
+        self.rarest: tuple[float, Token] | None = None
+        self.num_judged = self.num_left_out = 0
         self._tilts = _Tilts()
 
-    def add(self, answer: Answer, prompt: str, heads: Sequence[Head | None], delta: float = 0.0) -> None:
-        """delta: TV that the null allows besides printed digits."""
+    def add(
+        self,
+        answer: Answer,
+        prompt: str,
+        heads: Sequence[Head | None],
+        delta: float = 0.0,
+        log_bounds: Sequence[float | None] = (),
+    ) -> None:
+        """delta: TV that the null allows besides printed digits. log_bounds: from heads.log_bound, of each token or of none."""
         history = list(_words(prompt))
         looked_at = 0
+        for token, bound in zip(answer.tokens, log_bounds, strict=False):
+            self._rare(token, bound)
         for token, head in zip(answer.tokens, heads, strict=True):
             if head is None:
                 self.num_left_out += 1
@@ -129,7 +144,16 @@ class SelfConsistency(Evidence):
                 looked_at += 1
                 self._one(token, head, history, delta)
             history.append(token.text)
-        self.look(looked_at)
+        self.num_judged += looked_at
+        self.look(looked_at or sum(bound is not None for bound in log_bounds))
+
+    def _rare(self, token: Token, bound: float | None) -> None:
+        """All tokens of a probability of e^t at most have vocabulary size times e^t together: bets on one of them to come."""
+        if bound is not None and (self.rarest is None or bound < self.rarest[0]):
+            self.rarest = (bound, token)
+        factors = np.ones((len(self.directions), _NUM_BETS))
+        factors[-1] = rare_factors(bound)
+        self.bet(factors)
 
     def _one(self, token: Token, head: Head, history: Sequence[str], delta: float) -> None:
         slack = min(head.tv + delta, 0.99)
@@ -147,9 +171,17 @@ class SelfConsistency(Evidence):
         g[3] = [copied is not None and name == copied for name in names]
         for row, place in enumerate(places, 4):
             g[row] = self._tilts.direction(place, names)
-        self.bet(_factors(probs, g, head.drawn, slack))
+        known = _factors(probs, g, head.drawn, slack)
+        self.bet(np.concatenate([known, np.ones((1, _NUM_BETS))]))
         for place in places:
             self._tilts.learn(place, names, probs, head.drawn)
+
+
+def rare_factors(bound: float | None) -> Probs:
+    """Of mean 1 at most wherever `bound` bounds the logarithm of the drawn token's probability: (2 x sizes,)."""
+    came = np.log(_RARE / _VOCAB) >= (math.inf if bound is None else bound + 1)
+    factors: Probs = 1 - _RARE_STAKES + _RARE_STAKES * (came / _RARE)[:, None]  # (sizes of tokens, stakes)
+    return factors.reshape(-1)
 
 
 def _factors(probs: Probs, g: Probs, drawn: int, delta: float) -> Probs:

@@ -15,13 +15,14 @@ from truedraw.audit.client import Abilities, Answer, Arm, Client, ServerFailed
 from truedraw.audit.contracts import Contract, contracts, first_difference
 from truedraw.audit.draws import Evidence, OnAgainstOff, SelfConsistency
 from truedraw.audit.findings import Example, ModeReport, Verdict
-from truedraw.audit.heads import head_of, untestable
+from truedraw.audit.heads import Head, head_of, log_bound, untestable
 from truedraw.audit.plan import ANSWER_TOKENS, SETTINGS, Plan
 from truedraw.audit.probe import Found, Probe
 from truedraw.audit.reference import Trust
 
 _SEEDS = 8
 _LIKE_LOADED = 8  # requests beside the seeded one
+_SURPRISE = -20.0  # nats: what is less likely than this is told as the example
 Progress = Callable[[str, float, float], None]
 """What is being done, the share that is done, and log10 of the evidence so far."""
 
@@ -45,6 +46,14 @@ async def audit(
         if client.num_busy:
             facts["times it was busy (429)"] = str(client.num_busy)
         return run.reports, facts
+
+
+def _judged_by(
+    answer: Answer, settings: Mapping[str, Any], abilities: Abilities, *, heads: bool
+) -> tuple[list[Head | None], float, list[float | None]]:
+    raw, shown = bool(abilities.raw), abilities.digits
+    known = [head_of(token, settings, raw=raw, digits=shown) if heads else None for token in answer.tokens]
+    return known, 0.0, [log_bound(token, settings, raw=raw, digits=shown) for token in answer.tokens]
 
 
 class _Run:
@@ -89,9 +98,8 @@ class _Run:
                 for prompt, on, off in zip(prompts, ons, offs, strict=True):
                     drawn += len(on.tokens) + (len(off.tokens) if off is not None else 0)
                     drawn += not on.tokens  # an empty answer is a draw too
-                    if why_not is None and abilities.raw is not None:
-                        heads = [head_of(token, settings, raw=abilities.raw, digits=abilities.digits) for token in on.tokens]
-                        own.add(on, prompt, heads)
+                    if abilities.raw is not None:
+                        own.add(on, prompt, *_judged_by(on, settings, abilities, heads=why_not is None))
                     if off is not None:
                         pairs.add(on.bare if silent else on, off.bare if silent else off, prompt)
                     if trust is not None:
@@ -115,8 +123,10 @@ class _Run:
         asked = "whether tokens are drawn as their own log-probabilities say"
         if why_not is None and silent:
             why_not = "some tokens come without alternatives: which ones may depend on what was drawn"
-        if why_not is None and not failure and not own.samples:
+        if why_not is None and not failure and not own.num_judged:
             why_not = "no token's report reached far enough"
+        if not silent and own.rejects(plan.mode_alpha):  # by what is all but impossible, whether rows are known or not
+            why_not = None
         self._report(f"self-consistency, {name}", asked, why_not or "", own, example, failure)
 
     def _trusted(self, trust: Trust, example: Example, failure: str) -> None:
@@ -161,6 +171,10 @@ class _Run:
                 f"token {token.text!r} was drawn, which the report and the parameters forbid: {head.names[:3]}",
                 example.command if example else "",
             )
+        if found and isinstance(evidence, SelfConsistency) and evidence.rarest is not None and evidence.rarest[0] < _SURPRISE:
+            bound, token = evidence.rarest
+            told = f"token {token.text!r} was drawn, and its own report gives it a probability of {math.exp(bound):.0e} at most"
+            example = Example(told, example.command if example else "")
         self.reports.append(
             ModeReport(
                 mode,
@@ -172,7 +186,7 @@ class _Run:
                 alpha,
                 evidence.e_value,
                 evidence.p_value,
-                self._plan.seen_with(evidence.samples * (2 if isinstance(evidence, SelfConsistency) else 1)),
+                self._plan.seen_with(2 * evidence.num_judged if isinstance(evidence, SelfConsistency) else evidence.samples),
                 None,
                 evidence.fired(alpha) if found else (),
                 example if found else None,
@@ -183,7 +197,8 @@ class _Run:
 
     def _example(self, settings: Mapping[str, Any]) -> Example:
         prompt = self._plan.prompts[0]
-        return Example(f"draw this many times and compare: {prompt!r}", self._curl(settings, prompt))
+        shown = prompt if len(prompt) <= 80 else f"{prompt[:50]} ... {prompt[-20:]}"
+        return Example(f"draw this many times and compare: {shown!r}", self._curl(settings, prompt))
 
     def _curl(self, settings: Mapping[str, Any], prompt: str, max_tokens: int = ANSWER_TOKENS) -> str:
         body = {**self._client.body(self._found.on, self._found.abilities, prompt, settings, max_tokens), "stream": False}

@@ -97,6 +97,26 @@ def _whole(settings: Mapping[str, Any]) -> bool:
     return bool(uncut and settings.get("temperature", 1) == 1)
 
 
+def log_bound(token: Token, settings: Mapping[str, Any], *, raw: bool, digits: int | None) -> float | None:
+    """A bound on the logarithm of the drawn token's probability under the report and the parameters, also where the report does
+    not determine the law; None where there is none.
+
+    Temperature and what is cut off keep the likeliest token, so that p(token) / p(likeliest) to the power 1 / temperature bounds
+    what the token got of the whole. Penalties and logit_bias after the report move tokens apart without a bound.
+    """
+    if token.logprob is None or not token.top:
+        return None
+    printed = 0.0 if digits is None else 10.0**-digits
+    if not raw:
+        return token.logprob + printed
+    temperature = settings.get("temperature", 1.0)
+    moved = any(settings.get(name) for name in ("presence_penalty", "frequency_penalty", "logit_bias"))
+    if temperature <= 0 or moved or settings.get("repetition_penalty", 1) != 1:
+        return None
+    likeliest = max(value for _, value in token.top)
+    return float((token.logprob - likeliest + printed) / temperature)
+
+
 def _shaped(probs: Probs, settings: Mapping[str, Any]) -> Probs | None:
     """Temperature, top-k, top-p, min-p on head and rest. None where the rest would have to be known."""
     temperature, top_k = settings.get("temperature", 1.0), settings.get("top_k", 0)
