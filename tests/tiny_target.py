@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from truedraw.errors import RunnerError
 from truedraw.protocols import Rows, TokenMatrices
 from truedraw.registry import Model
 from truedraw.runners.toy import ByteTokenizer, ToyRunner

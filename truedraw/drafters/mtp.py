@@ -11,7 +11,7 @@ import numpy as np
 
 from truedraw.acceptance import Acceptance
 from truedraw.cache import TokenBuffer
-from truedraw.drafters.drawing import advanced, draw_trimmed, drafting_stops_early, row_statistics, trimmed_law
+from truedraw.drafters.drawing import advanced, drafting_stops_early, draw_trimmed, row_statistics, trimmed_law
 from truedraw.drafters.mtp_modules import EntryCache, Floats, MtpModule
 from truedraw.protocols import Constraint, Drafter, DraftRequest, Forecast, Outcome
 from truedraw.types import Probs, Proposal, SamplingParams, SparseRows

@@ -29,6 +29,9 @@ FORMAT = "truedraw-mtp-1"
 MATRICES = ("join", "query_key_value", "attention_out", "gate_up", "down")
 NORMS = ("norm_state", "norm_embedding", "norm_attention", "norm_mlp", "norm_out")
 
+SHIPPED = Path(__file__).parent / "shipped" / "smollm2-135m-mtp.safetensors"
+"""For the demo model, with its card beside it."""
+
 PROBES = 64
 """Tokens whose embeddings tell one model from another."""
 
@@ -103,7 +106,7 @@ def fingerprint(embedding: Floats) -> Floats:
 def save(path: Path, weights: MtpWeights, notes: Mapping[str, str]) -> None:
     """Write a safetensors file, halves of the size of float32. notes: kept beside the shape, as text."""
     numpy = _safetensors()
-    arrays = {name: weights.arrays[name].astype(np.float16) for name in weights.shape.shapes()}
+    arrays: dict[str, Any] = {name: weights.arrays[name].astype(np.float16) for name in weights.shape.shapes()}
     arrays |= {"draft_ids": weights.draft_ids.astype(np.int32), "fingerprint": weights.fingerprint}
     metadata = {**notes, "format": FORMAT, "shape": json.dumps(asdict(weights.shape))}
     numpy.save_file(arrays, str(path), metadata=metadata)
@@ -118,7 +121,9 @@ def load(path: Path) -> MtpWeights:
         with safe_open(str(path), framework="np") as file:
             metadata = file.metadata() or {}
         if metadata.get("format") != FORMAT:
-            raise ModelFileError(f"{path} holds no MTP modules ({metadata.get('format')!r}): a file of truedraw train mtp is needed")
+            raise ModelFileError(
+                f"{path} holds no MTP modules ({metadata.get('format')!r}): a file of truedraw train mtp is needed"
+            )
         shape = MtpShape(**json.loads(metadata["shape"]))
         arrays = numpy.load_file(str(path))
     except FileNotFoundError:
@@ -181,7 +186,8 @@ class Matrix:
         largest = np.abs(vectors).max(axis=1, keepdims=True)
         steps = np.where(largest > 0, largest, 1.0).astype(np.float32) / np.float32(self._finest)
         integers = np.rint(vectors / steps).astype(np.int16)
-        product: Floats = kernels.products(self._integers[rows], integers) * (steps * self._scales[rows])
+        product: Floats = kernels.products(self._integers[rows], integers).astype(np.float32)
+        product *= steps * self._scales[rows]
         return product
 
 
@@ -200,7 +206,10 @@ class EntryCache:
         return self._first + self._count
 
     def append(self, keys: Floats, values: Floats) -> None:
-        """Shapes (n, kv_heads, head_size), n <= window."""
+        """Shapes (n, kv_heads, head_size)."""
+        if len(keys) > self._window:
+            self.append(keys[: -self._window], values[: -self._window])
+            keys, values = keys[-self._window :], values[-self._window :]
         n, room = len(keys), self._keys.shape[1]
         if self._count + n > room:
             kept = self._window
@@ -236,7 +245,9 @@ class MtpModule:
     def remember(self, states: Floats, tokens: kernels.Ids, cache: EntryCache) -> None:
         """Put entries into the cache that nothing is drafted behind. states: (n, width); tokens: (n,)."""
         normed = self._norm("norm_attention", self._join(states, tokens))
-        rows = self._matrices["query_key_value"](normed, slice(self.shape.heads * self.shape.head_size, None)).reshape(len(tokens), 2, self.shape.kv_heads, -1)
+        rows = self._matrices["query_key_value"](normed, slice(self.shape.heads * self.shape.head_size, None)).reshape(
+            len(tokens), 2, self.shape.kv_heads, -1
+        )
         cache.append(self._rotated(rows[:, 0], cache.position + np.arange(len(tokens))), rows[:, 1])
 
     def step(self, states: Floats, tokens: kernels.Ids, caches: Sequence[EntryCache]) -> Floats:

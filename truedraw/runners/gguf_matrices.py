@@ -34,7 +34,9 @@ def read(path: Path) -> TokenMatrices:
     for key in SCALED:
         field = reader.fields.get(f"{architecture}.{key}")
         if field is not None and field.contents() not in (0, 1):
-            raise RunnerError(f"{path.name} has {key} = {field.contents():g}: only models without such a factor tell their matrices")
+            raise RunnerError(
+                f"{path.name} has {key} = {field.contents():g}: only models without such a factor tell their matrices"
+            )
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if "token_embd.weight" not in tensors:
         raise RunnerError(f"{path.name} holds no token_embd.weight: only models with an embedding matrix tell theirs")
@@ -47,7 +49,9 @@ def _dequantised(gguf: Any, tensor: Any) -> npt.NDArray[np.float32]:
     try:
         matrix = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError:
-        raise RunnerError(f"{tensor.name} is of type {tensor.tensor_type.name}, which cannot be read: take a q8_0 or bf16 file") from None
+        raise RunnerError(
+            f"{tensor.name} is of type {tensor.tensor_type.name}, which cannot be read: take a q8_0 or bf16 file"
+        ) from None
     floats: npt.NDArray[np.float32] = np.ascontiguousarray(matrix, dtype=np.float32)
     floats.flags.writeable = False
     return floats

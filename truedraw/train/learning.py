@@ -18,7 +18,7 @@ from truedraw.drafters.mtp_modules import MATRICES, MtpShape
 from truedraw.errors import RunError
 from truedraw.protocols import TokenMatrices
 from truedraw.train.batches import Batch, collate, order, teacher, tensors
-from truedraw.train.network import Match, Network
+from truedraw.train.network import first_weights, match, unrolled
 from truedraw.train.store import Answer
 
 
@@ -32,7 +32,7 @@ class LearningOptions:
     depth_weight   what a draft weighs in the loss, against the one before it
     batch_tokens   in a step
     matrix_rate, vector_rate  learning rates of the matrices (Muon) and of the norms (AdamW)
-    kl, tv         weights of the two parts of the loss, see network.Match
+    kl, tv         weights of the two parts of the loss, see network.match
     patience       evaluations without a better one that end it
     evaluate_every, checkpoint_every  seconds of learning
     """
@@ -92,22 +92,24 @@ class Learning:
         self._embedding, self._read_out = tensors(matrices, draft_ids)
         self._path = folder / "checkpoint.pt"
         some = np.concatenate([np.asarray(answer.states, np.float32) for answer in learn[:64]])
-        self.network = Network(shape, torch.from_numpy(np.sqrt(np.square(some).mean(axis=0) + 1e-6)), options.seed)
-        named = dict(self.network.named_parameters())
-        self._muon = torch.optim.Muon(
-            [named[name] for name in MATRICES], lr=options.matrix_rate, weight_decay=0.0, adjust_lr_fn="original"
-        )  # fmt: skip
-        vectors = [named[name] for name in named if name not in MATRICES]
-        self._adam = torch.optim.AdamW(vectors, lr=options.vector_rate, weight_decay=0.0, betas=(0.9, 0.99))
+        spread = torch.from_numpy(np.sqrt(np.square(some).mean(axis=0) + 1e-6))
+        self.weights = first_weights(shape, spread, options.seed)
+        vectors = [weight for name, weight in self.weights.items() if name not in MATRICES]
+        self._optimisers: dict[str, Any] = {
+            "muon": torch.optim.Muon([self.weights[name] for name in MATRICES], lr=options.matrix_rate, weight_decay=0.0),
+            "adam": torch.optim.AdamW(vectors, lr=options.vector_rate, weight_decay=0.0, betas=(0.9, 0.99)),
+        }
         self.progress = Progress()
-        self.best = {name: weight.detach().clone() for name, weight in named.items()}
+        self.best = self._copied()
         self._losses: list[float] = []
         if self._path.exists():
             self._take_up()
 
     # ------------------------------------------------------------ going on
 
-    def run(self, told: Callable[[Progress], None] = lambda progress: None, clock: Callable[[], float] = time.perf_counter) -> None:
+    def run(
+        self, told: Callable[[Progress], None] = lambda progress: None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         """Learn until time, steps or patience are used up. told is called after each step."""
         options, progress = self.options, self.progress
         evaluated = saved = progress.seconds
@@ -141,16 +143,14 @@ class Learning:
     def _step(self) -> None:
         batch = self._next()
         rate = _rate(self.share_done)
-        self._muon.param_groups[0]["lr"] = self.options.matrix_rate * rate
-        self._adam.param_groups[0]["lr"] = self.options.vector_rate * rate
-        loss, _ = self._match(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        for optimiser in (self._muon, self._adam):
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-        self._losses.append(float(loss.detach()))
+        self._optimisers["muon"].param_groups[0]["lr"] = self.options.matrix_rate * rate
+        self._optimisers["adam"].param_groups[0]["lr"] = self.options.vector_rate * rate
+        self._losses.append(self._match(batch, learn=True)[0])
         if not math.isfinite(self._losses[-1]):
             raise RunError(f"the loss is {self._losses[-1]} at step {self.progress.step}: take a smaller learning rate")
+        for optimiser in self._optimisers.values():
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
         self.progress.step += 1
 
     def _next(self) -> Batch:
@@ -162,23 +162,28 @@ class Learning:
             progress.epoch, progress.place = progress.epoch + 1, 0
         return collate([self._learn[i] for i in chosen.tolist()], self._embedding)
 
-    def _match(self, batch: Batch) -> tuple[Tensor, list[tuple[float, int]]]:
-        """The loss of a batch, and by depth the sum of the acceptance and the number of its rows."""
+    def _match(self, batch: Batch, *, learn: bool) -> tuple[float, list[tuple[float, int]]]:
+        """The loss of a batch, and by depth the sum of the acceptance and the number of its rows. learn: leave gradients."""
         with torch.no_grad():
             p = teacher(batch, self._read_out)
-        loss = torch.zeros(())
-        total = 0.0
-        told: list[tuple[float, int]] = []
-        for depth, states in enumerate(self.network(batch.states, batch.embeddings, self.options.depths), 1):
+        weights = [self.options.depth_weight**depth for depth in range(self.options.depths)]
+        loss, told = 0.0, []
+        outputs, gradients = [], []
+        made = unrolled(self.shape, self.weights, batch.states, batch.embeddings, self.options.depths)
+        for depth, (states, weight) in enumerate(zip(made, weights, strict=True), 1):
             rows = batch.rows(depth)
             ahead = torch.nn.functional.pad(rows[:, :-1], (1, 0))  # the row of the target one place ahead
             logits = states[rows] @ self._read_out.T
-            losses, alpha = Match.apply(logits, p[ahead], self.options.kl, self.options.tv)  # type: ignore[no-untyped-call]
-            weight = self.options.depth_weight ** (depth - 1)
-            loss = loss + weight * losses.mean()
-            total += weight
+            losses, alpha, gradient = match(logits, p[ahead], self.options.kl, self.options.tv)
             told.append((float(alpha.sum()), len(alpha)))
-        return loss / total, told
+            if len(alpha):
+                share = weight / sum(weights)
+                loss += share * float(losses.mean())
+                outputs.append(logits)
+                gradients.append(gradient * (share / len(alpha)))
+        if learn:
+            torch.autograd.backward(outputs, gradients)
+        return loss, told
 
     # ------------------------------------------------------------ how good it is
 
@@ -188,7 +193,7 @@ class Learning:
         sums = np.zeros((self.options.depths, 2))
         lengths = [len(answer.tokens) for answer in self._held_out]
         for chosen in order(lengths, self.options.batch_tokens, 0, 0):
-            _, told = self._match(collate([self._held_out[i] for i in chosen.tolist()], self._embedding))
+            _, told = self._match(collate([self._held_out[i] for i in chosen.tolist()], self._embedding), learn=False)
             sums += np.array(told)
         return [float(total / count) if count else 0.0 for total, count in sums]
 
@@ -204,7 +209,10 @@ class Learning:
         progress.since += 1
         if accepted > progress.best:
             progress.best, progress.since = accepted, 0
-            self.best = {name: weight.detach().clone() for name, weight in self.network.named_parameters()}
+            self.best = self._copied()
+
+    def _copied(self) -> dict[str, Tensor]:
+        return {name: weight.detach().clone() for name, weight in self.weights.items()}
 
     # ------------------------------------------------------------ checkpoints
 
@@ -213,10 +221,9 @@ class Learning:
         aside = self._path.with_suffix(".part")
         kept = {
             "key": self._key(),
-            "network": self.network.state_dict(),
+            "weights": self._copied(),
             "best": self.best,
-            "muon": self._muon.state_dict(),
-            "adam": self._adam.state_dict(),
+            **{name: optimiser.state_dict() for name, optimiser in self._optimisers.items()},
             "progress": {name: getattr(self.progress, name) for name in Progress.__slots__},
             "losses": list(self._losses),
         }
@@ -230,17 +237,20 @@ class Learning:
             raise RunError(f"{self._path} cannot be read ({error}): remove it to begin anew") from error
         if kept["key"] != self._key():
             raise RunError(f"{self._path} is of other options or answers ({kept['key']}): remove it, or give the same ones")
-        self.network.load_state_dict(kept["network"])
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                weight.copy_(kept["weights"][name])
+        for name, optimiser in self._optimisers.items():
+            optimiser.load_state_dict(kept[name])
         self.best = kept["best"]
-        self._muon.load_state_dict(kept["muon"])
-        self._adam.load_state_dict(kept["adam"])
         self.progress = Progress(**kept["progress"])
         self._losses = kept["losses"]
 
     def _key(self) -> str:
         """What a checkpoint belongs to. Time and steps may grow between two runs."""
         o, tokens = self.options, sum(len(answer.tokens) for answer in self._learn)
-        return f"{self.shape} seed {o.seed} depths {o.depths} batch {o.batch_tokens} loss {o.kl} {o.tv} {o.depth_weight} of {tokens} tokens"
+        loss = f"loss {o.kl} {o.tv} {o.depth_weight} over {o.depths}"
+        return f"{self.shape} seed {o.seed}, batches of {o.batch_tokens}, {loss}, {len(self.draft_ids)} of {tokens} tokens"
 
 
 def _rate(done: float) -> float:

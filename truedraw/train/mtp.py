@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class TrainOptions:
     answer_share: float = 0.4
     cache_bytes: int = 1 << 30
     answer_tokens: int | None = None
-    learning: LearningOptions = LearningOptions()
+    learning: LearningOptions = field(default_factory=LearningOptions)
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes < math.inf:
@@ -103,7 +103,9 @@ def train(
     learn = usable(answer for answer in store.answers() if not answer.held_out)
     held_out = usable(answer for answer in store.answers() if answer.held_out)
     if sum(len(answer.tokens) for answer in learn) < _LEAST_TOKENS or not held_out:
-        raise RunError(f"only {store.num_tokens} tokens were answered, {store.count(held_out=True)} held out: give it more --minutes")
+        raise RunError(
+            f"only {store.num_tokens} tokens were answered, {store.count(held_out=True)} held out: give it more --minutes"
+        )
     draft_ids = np.sort(np.argsort(-store.mass, kind="stable")[: min(options.draft_vocab, vocab)])
     seconds = max(_LEAST_LEARNING, options.minutes * 60 - clocked.seconds - (clock() - started - clocked.now))
     learning = Learning(

@@ -147,7 +147,11 @@ KINDS = (
         "turns",
         0.09,
         (
-            ("Tell me about {subject}.", "I am glad to. What interests you most about {subject}?", "How one gets started with it."),
+            (
+                "Tell me about {subject}.",
+                "I am glad to. What interests you most about {subject}?",
+                "How one gets started with it.",
+            ),
             ("What is {subject}?", "{subject} is something that many people know from daily life.", "Can you say more?"),
             ("Hello, my name is {name}.", "Hello {name}, how can I help you today?", "I would like to talk about {subject}."),
             ("Give me an idea for a gift.", "What does the person like?", "{subject}, and sometimes {other}."),
@@ -236,7 +240,9 @@ class _Parts:
 
     def _task(self) -> str:
         verb = self._one(("counts", "sorts", "groups", "prints", "filters", "reads", "merges", "finds", "removes", "averages"))
-        what = self._one(("the words of a text", "the lines of a file", "a list of numbers", "records with a date", "two sorted lists"))
+        what = self._one(
+            ("the words of a text", "the lines of a file", "a list of numbers", "records with a date", "two sorted lists")
+        )
         how = self._one(("by length", "without repeats", "in reverse", "that are even", "larger than a limit", "in one pass"))
         return f"{verb} {what} {how}"
 
@@ -248,7 +254,7 @@ class _Parts:
         first, second = self._one(self._subjects), self._one(self._subjects)
         name, place = self._one(NAMES), self._one(("the village", "the harbour", "the school", "a small museum", "the market"))
         sentences = (
-            f"{name} came to {place} in {self._generator.integers(1890, 2020)} and stayed for {self._generator.integers(2, 30)} years.",
+            f"{name} came to {place} in {self._generator.integers(1890, 2020)} and left as an old man.",
             f"In those days {first} was known to few people there.",
             f"The first meeting about {second} drew {self._generator.integers(5, 90)} visitors.",
             f"Some of them remembered {first} from their youth.",

@@ -119,7 +119,9 @@ class Store:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise RunError(f"answers cannot be written to {self._folder} ({error.strerror}): make room, or take --cache-mb down") from error
+            raise RunError(
+                f"answers cannot be written to {self._folder} ({error.strerror}): make room, or take --cache-mb down"
+            ) from error
         self._entries += added
 
     @property

@@ -35,12 +35,29 @@ HELD_OUT = tuple(
     for subject in """
     beekeeping laws; comets; the abacus; sourdough starters; night trains; windmills; puppets; electric guitars; seaweed; owls;
     canals; the Great Wall; barcodes; crossword puzzles; sundials; rock climbing; river deltas; satellites; public fountains;
-    ice cream; bamboo; mosaic floors; tree houses; caravans; tax returns; job satisfaction; recursion; binary search; colour blindness;
-    marching bands; flea markets; lullabies; drought; earthworms; penguins; chess clocks; street lamps; hearing aids; ballet; vinegar
+    ice cream; bamboo; mosaic floors; tree houses; caravans; tax returns; job satisfaction; recursion; binary search;
+    colour blindness; marching bands; flea markets; lullabies; drought; earthworms; penguins; chess clocks; street lamps;
+    hearing aids; ballet; vinegar
     """.replace("\n", " ").split(";")
 )
 
-NAMES = ("Ada", "Bruno", "Clara", "Dmitri", "Elif", "Farid", "Greta", "Hiro", "Ines", "Jonas", "Kemi", "Lena", "Marco", "Nadia", "Otto")
+NAMES = (
+    "Ada",
+    "Bruno",
+    "Clara",
+    "Dmitri",
+    "Elif",
+    "Farid",
+    "Greta",
+    "Hiro",
+    "Ines",
+    "Jonas",
+    "Kemi",
+    "Lena",
+    "Marco",
+    "Nadia",
+    "Otto",
+)
 
 THINGS = (
     "kitchen tools", "garden plants", "musical instruments", "breakfast dishes", "board games", "city parks", "old coins",
@@ -49,9 +66,9 @@ THINGS = (
 
 LINES = (
     "def {item}_of({name}):\n    {item} = 0\n    for entry in {name}:\n        {item} += entry\n    return {item}\n",
-    "def first({name}, limit={number}):\n    for i, entry in enumerate({name}):\n        if entry > limit:\n            return i\n    return -1\n",
+    "def first({name}, limit={number}):\n    for entry in {name}:\n        if entry > limit:\n            return entry\n",
     "{name} = [{number}, 4, 9, 1]\n{name}.sort(reverse=True)\nfor entry in {name}:\n    print(entry)\n",
-    "class {item}:\n    def __init__(self, size={number}):\n        self.size = size\n\n    def grow(self):\n        self.size += 1\n",
+    "class {item}:\n    def __init__(self, n={number}):\n        self.size = n\n\n    def grow(self):\n        self.size += 1\n",
     "with open('{name}.txt') as file:\n    {item} = sum(len(line.split()) for line in file)\nprint({item})\n",
     "function {item}({name}) {{\n  let n = {number};\n  for (const x of {name}) {{ n += x; }}\n  return n;\n}}\n",
 )  # fmt: skip
