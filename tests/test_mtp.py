@@ -34,8 +34,28 @@ def weights(*, seed=0, ids=tuple(range(0, VOCAB, 2)), shape=SHAPE, embedding=Non
     return MtpWeights(shape, arrays, np.array(ids), fingerprint(known))
 
 
-def module(**options):
-    return MtpModule(weights(**options), TinyTarget(VOCAB).token_matrices())
+def module(*, vocab=VOCAB, **options):
+    if vocab != VOCAB:
+        options |= {"shape": replace(SHAPE, vocab_size=vocab), "ids": range(0, vocab, 2)}
+    return MtpModule(weights(**options), TinyTarget(vocab).token_matrices())
+
+
+class Hearing(MtpDrafter):
+    """Hears each text anew before it is asked about it, as if its tokens had just come, one pass for all."""
+
+    def forecast(self, requests):
+        self._hear(requests)
+        return super().forecast(requests)
+
+    def propose(self, requests):
+        self._hear(requests)
+        return super().propose(requests)
+
+    def _hear(self, requests):
+        for asked in requests:
+            self._texts.pop(asked.slot, None)
+            if len(asked.context) > 1:
+                self.observe([told(asked.context[1:].tolist(), sequence=asked.sequence, slot=asked.slot)])
 
 
 def request(context, max_draft=4, *, sequence=1, slot=0, coupled=False, seed=0, params=None, owner="", constraint=None):

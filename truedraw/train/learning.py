@@ -126,7 +126,8 @@ class Learning:
                 saved = progress.seconds
                 self.checkpoint()
             told(progress)
-        self._judge()
+        if progress.history[-1]["step"] < progress.step:
+            self._judge()
         self.checkpoint()
 
     def _over(self) -> bool:

@@ -24,7 +24,7 @@ from truedraw.train.store import Answer, Store
 
 MODULES, CARD, PLOT, REPORT = "modules.safetensors", "README.md", "learning.png", "report.json"
 
-_GROUP_SECONDS = 10.0  # of answers that are written at a time
+_GROUP_SECONDS = 2.0  # of answers that are written at a time
 _LEAST_LEARNING = 5.0
 _LEAST_TOKENS = 64
 

@@ -36,7 +36,7 @@ HELD_OUT = tuple(
     beekeeping laws; comets; the abacus; sourdough starters; night trains; windmills; puppets; electric guitars; seaweed; owls;
     canals; the Great Wall; barcodes; crossword puzzles; sundials; rock climbing; river deltas; satellites; public fountains;
     ice cream; bamboo; mosaic floors; tree houses; caravans; tax returns; job satisfaction; recursion; binary search;
-    colour blindness; marching bands; flea markets; lullabies; drought; earthworms; penguins; chess clocks; street lamps;
+    colour blindness; marching bands; flea markets; lullabies; drought; earthworms; penguins; metronomes; street lamps;
     hearing aids; ballet; vinegar
     """.replace("\n", " ").split(";")
 )
