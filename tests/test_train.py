@@ -263,7 +263,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
 def test_it_learns_and_stops_when_it_gets_no_better(tmp_path):
     ticks = iter(range(10**6))
     made = learning(tmp_path, 400)
-    made.options = replace(made.options, evaluate_every=10, patience=3)
+    made.options = replace(made.options, evaluate_every=20, patience=3)
     made.run(clock=lambda: float(next(ticks)))
     first, best = made.progress.history[0]["acceptance"], max(row["acceptance"][0] for row in made.progress.history)
     assert best > first[0] + 0.15

@@ -22,6 +22,11 @@ from truedraw.train.network import first_weights, match, unrolled
 from truedraw.train.store import Answer
 
 
+EVALUATION_SHARE = 0.06
+MOST_JUDGED = 4096
+"""Tokens of held-out answers that evaluations on the way look at; the last one looks at all."""
+
+
 @dataclass(frozen=True, slots=True)
 class LearningOptions:
     """How a module learns.
@@ -29,18 +34,21 @@ class LearningOptions:
     seconds        of learning at most; steps: optimiser steps at most (None: no bound of its own)
     seed           of first weights and of the order of batches
     depths         drafts in a row that are trained and told about
+    shallow_share  of the steps that train the first draft alone; the others go evenly to every larger number of depths:
+                   a depth costs as much as the first, and the first counts most
     depth_weight   what a draft weighs in the loss, against the one before it
     batch_tokens   in a step
     matrix_rate, vector_rate  learning rates of the matrices (Muon) and of the norms (AdamW)
     kl, tv         weights of the two parts of the loss, see network.match
     patience       evaluations without a better one that end it
-    evaluate_every, checkpoint_every  seconds of learning
+    evaluate_every, checkpoint_every  seconds of learning; evaluations take EVALUATION_SHARE of the time at most
     """
 
     seconds: float = math.inf
     steps: int | None = None
     seed: int = 0
     depths: int = 3
+    shallow_share: float = 0.5
     depth_weight: float = 0.7
     batch_tokens: int = 1024
     matrix_rate: float = 0.02
@@ -112,23 +120,29 @@ class Learning:
     ) -> None:
         """Learn until time, steps or patience are used up. told is called after each step."""
         options, progress = self.options, self.progress
-        evaluated = saved = progress.seconds
+        judged = saved = progress.seconds
+        took = 0.0
         if not progress.history:
-            self._judge()
+            took = self._timed(self._judge, clock)
         while not self._over():
-            started = clock()
-            self._step()
-            progress.seconds += clock() - started
-            if progress.seconds - evaluated >= options.evaluate_every:
-                evaluated = progress.seconds
-                self._judge()
+            self._timed(self._step, clock)
+            if progress.seconds - judged >= max(options.evaluate_every, took / EVALUATION_SHARE):
+                took = self._timed(self._judge, clock)
+                judged = progress.seconds
             if progress.seconds - saved >= options.checkpoint_every:
+                self._timed(self.checkpoint, clock)
                 saved = progress.seconds
-                self.checkpoint()
             told(progress)
         if progress.history[-1]["step"] < progress.step:
             self._judge()
         self.checkpoint()
+
+    def _timed(self, work: Callable[[], None], clock: Callable[[], float]) -> float:
+        started = clock()
+        work()
+        took = clock() - started
+        self.progress.seconds += took
+        return took
 
     def _over(self) -> bool:
         options, progress = self.options, self.progress
@@ -146,13 +160,20 @@ class Learning:
         rate = _rate(self.share_done)
         self._optimisers["muon"].param_groups[0]["lr"] = self.options.matrix_rate * rate
         self._optimisers["adam"].param_groups[0]["lr"] = self.options.vector_rate * rate
-        self._losses.append(self._match(batch, learn=True)[0])
+        self._losses.append(self._match(batch, self._depths(), learn=True)[0])
         if not math.isfinite(self._losses[-1]):
             raise RunError(f"the loss is {self._losses[-1]} at step {self.progress.step}: take a smaller learning rate")
         for optimiser in self._optimisers.values():
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.progress.step += 1
+
+    def _depths(self) -> int:
+        """How many this step trains: by its number, so that a resumed run draws the same."""
+        options = self.options
+        generator = np.random.default_rng((options.seed, self.progress.step, 1))
+        shallow = options.depths == 1 or generator.random() < options.shallow_share
+        return 1 if shallow else int(generator.integers(2, options.depths + 1))
 
     def _next(self) -> Batch:
         progress, options = self.progress, self.options
@@ -163,14 +184,14 @@ class Learning:
             progress.epoch, progress.place = progress.epoch + 1, 0
         return collate([self._learn[i] for i in chosen.tolist()], self._embedding)
 
-    def _match(self, batch: Batch, *, learn: bool) -> tuple[float, list[tuple[float, int]]]:
+    def _match(self, batch: Batch, depths: int, *, learn: bool) -> tuple[float, list[tuple[float, int]]]:
         """The loss of a batch, and by depth the sum of the acceptance and the number of its rows. learn: leave gradients."""
         with torch.no_grad():
             p = teacher(batch, self._read_out)
-        weights = [self.options.depth_weight**depth for depth in range(self.options.depths)]
+        weights = [self.options.depth_weight**depth for depth in range(depths)]
         loss, told = 0.0, []
         outputs, gradients = [], []
-        made = unrolled(self.shape, self.weights, batch.states, batch.embeddings, self.options.depths)
+        made = unrolled(self.shape, self.weights, batch.states, batch.embeddings, depths)
         for depth, (states, weight) in enumerate(zip(made, weights, strict=True), 1):
             rows = batch.rows(depth)
             ahead = torch.nn.functional.pad(rows[:, :-1], (1, 0))  # the row of the target one place ahead
@@ -189,18 +210,19 @@ class Learning:
     # ------------------------------------------------------------ how good it is
 
     @torch.no_grad()
-    def evaluate(self) -> list[float]:
-        """By depth the mean of the sum of min(p, q) over the positions of held-out answers."""
+    def evaluate(self, most: float = math.inf) -> list[float]:
+        """By depth the mean of the sum of min(p, q) over the positions of held-out answers, the first `most` tokens of them."""
         sums = np.zeros((self.options.depths, 2))
-        lengths = [len(answer.tokens) for answer in self._held_out]
-        for chosen in order(lengths, self.options.batch_tokens, 0, 0):
-            _, told = self._match(collate([self._held_out[i] for i in chosen.tolist()], self._embedding), learn=False)
-            sums += np.array(told)
+        ends = np.cumsum([len(answer.tokens) for answer in self._held_out])
+        judged = self._held_out[: max(1, int((ends <= most).sum()))]
+        for chosen in order([len(answer.tokens) for answer in judged], self.options.batch_tokens, 0, 0):
+            batch = collate([judged[i] for i in chosen.tolist()], self._embedding)
+            sums += np.array(self._match(batch, self.options.depths, learn=False)[1])
         return [float(total / count) if count else 0.0 for total, count in sums]
 
     def _judge(self) -> None:
         progress = self.progress
-        alphas = self.evaluate()
+        alphas = self.evaluate(MOST_JUDGED)
         accepted = float(np.cumprod(alphas).sum())
         loss = float(np.mean(self._losses)) if self._losses else None
         self._losses.clear()
@@ -211,6 +233,12 @@ class Learning:
         if accepted > progress.best:
             progress.best, progress.since = accepted, 0
             self.best = self._copied()
+
+    def take_best(self) -> None:
+        """Go back to the weights that were best on held-out answers."""
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                weight.copy_(self.best[name])
 
     def _copied(self) -> dict[str, Tensor]:
         return {name: weight.detach().clone() for name, weight in self.weights.items()}
@@ -250,7 +278,7 @@ class Learning:
     def _key(self) -> str:
         """What a checkpoint belongs to. Time and steps may grow between two runs."""
         o, tokens = self.options, sum(len(answer.tokens) for answer in self._learn)
-        loss = f"loss {o.kl} {o.tv} {o.depth_weight} over {o.depths}"
+        loss = f"loss {o.kl} {o.tv} {o.depth_weight} over {o.depths}, {o.shallow_share} of one"
         return f"{self.shape} seed {o.seed}, batches of {o.batch_tokens}, {loss}, {len(self.draft_ids)} of {tokens} tokens"
 
 

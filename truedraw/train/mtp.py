@@ -183,14 +183,15 @@ def _written(
     """The best weights, what they are worth, and how that came about."""
     from truedraw.train import report
 
-    best = max(learning.progress.history, key=lambda row: float(np.cumprod(row["acceptance"]).sum()))
+    learning.take_best()
+    acceptance = learning.evaluate()
     arrays = {weight: tensor.numpy().astype(np.float32) for weight, tensor in learning.best.items()}
     weights = MtpWeights(learning.shape, arrays, learning.draft_ids, mtp_modules.fingerprint(matrices.embedding))
-    facts = report.facts(name, options, learning, store, best)
+    facts = report.facts(name, options, learning, store, acceptance)
     aside = folder / f"{MODULES}.part"
     mtp_modules.save(aside, weights, {"facts": json.dumps(facts)})
     aside.replace(folder / MODULES)
     (folder / REPORT).write_text(json.dumps({**facts, "history": learning.progress.history}, indent=1) + "\n")
     (folder / CARD).write_text(report.card(facts))
     report.plot(learning.progress.history, folder / PLOT)
-    return Trained(tuple(best["acceptance"]), folder / MODULES, facts)
+    return Trained(tuple(acceptance), folder / MODULES, facts)

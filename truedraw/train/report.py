@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from truedraw.train.store import Store
 
 
-def facts(name: str, options: TrainOptions, learning: Learning, store: Store, best: Mapping[str, Any]) -> dict[str, Any]:
+def facts(name: str, options: TrainOptions, learning: Learning, store: Store, acceptance: Sequence[float]) -> dict[str, Any]:
     """Everything that the card says, by name."""
     progress = learning.progress
     return {
@@ -26,7 +26,7 @@ def facts(name: str, options: TrainOptions, learning: Learning, store: Store, be
         "command": f"truedraw train mtp --model {name} --minutes {options.minutes:g} --seed {options.seed} "
         f"--draft-vocab {options.draft_vocab}",
         "seed": options.seed,
-        "acceptance": [round(float(alpha), 4) for alpha in best["acceptance"]],
+        "acceptance": [round(float(alpha), 4) for alpha in acceptance],
         "covered": round(float(store.mass[learning.draft_ids].sum() / store.mass.sum()), 4),
         "draft_vocab": len(learning.draft_ids),
         "num_parameters": sum(int(np.prod(size)) for size in learning.shape.shapes().values()),
