@@ -21,7 +21,6 @@ from truedraw.train.batches import Batch, collate, order, teacher, tensors
 from truedraw.train.network import first_weights, match, unrolled
 from truedraw.train.store import Answer
 
-
 EVALUATION_SHARE = 0.06
 MOST_JUDGED = 4096
 """Tokens of held-out answers that evaluations on the way look at; the last one looks at all."""
