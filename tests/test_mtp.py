@@ -160,8 +160,8 @@ def test_nothing_is_drafted_before_a_state_is_known():
     assert drafter.forecast([request([1, *TEXT])])[0].survival == ()
     drafter.observe([replace(told(TEXT), hidden={})])  # a pass that read much of a prompt
     assert len(drafter.propose([request([1, *TEXT])])[0]) == 0
-    drafter.observe([told(TEXT)])
-    assert len(drafter.propose([request([1, *TEXT])])[0]) > 0
+    drafter.observe([told([7])])
+    assert len(drafter.propose([request([1, *TEXT, 7])])[0]) > 0
 
 
 @pytest.mark.parametrize("coupled", [False, True])
@@ -256,7 +256,9 @@ def test_a_text_that_went_on_unheard_is_forgotten():
     drafter.observe([told([7], proposal=tree)])
     assert len(drafter.propose([request([1, *TEXT, 7])])[0]) == 0, "rows of a tree are not in a row"
     drafter.observe([told([9])])
-    assert len(drafter.propose([request([1, *TEXT, 7, 9])])[0]) > 0, "behind the gap it begins anew"
+    assert len(drafter.propose([request([1, *TEXT, 7, 9])])[0]) > 0, "behind the gap it goes on"
+    drafter.observe([replace(told([2]), hidden={})])
+    assert len(drafter.propose([request([1, *TEXT, 7, 9, 2])])[0]) == 0, "a pass without states"
 
 
 def test_nothing_outlives_its_text():

@@ -70,19 +70,19 @@ class MtpDrafter(Drafter):
                 if text is not None:
                     del self._texts[outcome.slot]
                 continue
-            states = outcome.hidden.get("final")
-            if states is None or not outcome.proposal.is_chain or len(states) < len(outcome.tokens):
-                self._texts.pop(outcome.slot, None)  # a gap: the text begins anew behind it
-                continue
             if text is None:
                 text = self._texts[outcome.slot] = _Text(outcome.sequence, EntryCache(self._module.shape))
-            text.add(_floats(states)[: len(outcome.tokens)], outcome.tokens)
+            states = outcome.hidden.get("final")
+            if states is None or not outcome.proposal.is_chain or len(states) < len(outcome.tokens):
+                text.add(None, outcome.tokens)
+            else:
+                text.add(_floats(states)[: len(outcome.tokens)], outcome.tokens)
         self._asked.clear()
 
     def _text(self, request: DraftRequest) -> _Text | None:
         """What is known of the request's text; None: nothing that ends where the text does."""
         text = self._texts.get(request.slot)
-        if text is None or text.sequence != request.sequence:
+        if text is None or text.sequence != request.sequence or not text.known:
             return None
         emitted = text.emitted.array
         return text if np.array_equal(request.context[len(request.context) - len(emitted) :], emitted) else None
@@ -143,17 +143,22 @@ class _Text:
     """What is known of one text.
 
     emitted  its tokens since it is known
+    known    the state that its last token was drawn behind has come; a gap before that is passed over
     states, tokens  of the entries that are not in the cache yet, the newest of them
     """
 
     sequence: int
     cache: EntryCache
     emitted: TokenBuffer = field(default_factory=TokenBuffer)
+    known: bool = False
     states: list[Floats] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
 
-    def add(self, states: Floats, tokens: Sequence[int]) -> None:
+    def add(self, states: Floats | None, tokens: Sequence[int]) -> None:
         self.emitted.extend(tokens)
+        self.known = states is not None
+        if states is None:
+            return
         self.states = [*self.states, *states][-MOST_UNREAD:]
         self.tokens = [*self.tokens, *tokens][-MOST_UNREAD:]
 

@@ -51,7 +51,7 @@ class LearningOptions:
     depth_weight: float = 0.7
     batch_tokens: int = 1024
     matrix_rate: float = 0.02
-    vector_rate: float = 0.002
+    vector_rate: float = 0.005
     kl: float = 1.0
     tv: float = 0.0
     patience: int = 12
