@@ -195,6 +195,12 @@ def model_drafter(**options):
     return ModelDrafter(ToyRunner(hashed(9, **options), 9, num_slots=2, max_length=24), 9)
 
 
+def mtp_drafter():
+    import test_mtp
+
+    return test_mtp.Hearing(test_mtp.module(vocab=9))
+
+
 DRAFTERS = {
     "none": NoDrafter,
     "ngram": NGramDrafter,
@@ -204,6 +210,7 @@ DRAFTERS = {
     "suffix": SuffixDrafter,
     "chain": lambda: ChainDrafter([NGramDrafter(min_match=3), model_drafter()]),
     "a choice": lambda: ChoiceDrafter({"suffix": SuffixDrafter(), "model": model_drafter()}, "suffix"),
+    "mtp": mtp_drafter,
     "suffix and model": lambda: ChainDrafter([SuffixDrafter(), model_drafter()]),
 }
 HISTORIES = [[1], [3, 4, 5, 3, 4], [2] * 12, [1, 2, 3, 4, 5, 6, 7, 8]]

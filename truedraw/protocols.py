@@ -386,7 +386,8 @@ class Outcome:
     """What became of a proposal.
 
     tokens    emitted by the step, after the stop rule
-    hidden    the layers that the drafter asked for, a row after each token fed in the pass; a view
+    hidden    the layers that the drafter asked for, a row after the pending token and after each draft fed in the pass;
+              a view. Empty where the pass read much of a prompt, this one's or another's
     verdict   None: the step failed or the request was cancelled, and nothing was emitted
     tested    what it tells of acceptance by depth
     finished  the sequence has ended: forget it

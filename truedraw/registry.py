@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from truedraw import kernels, profile
 from truedraw.drafters.corpus import Corpus
-from truedraw.errors import ConversionError, InvalidParameter
+from truedraw.errors import ConversionError, IncompatibleModels, InvalidParameter, RunnerError
 from truedraw.protocols import Drafter, ModelRunner, Tokenizer
 from truedraw.verify import Rule, block, coupled, family, lossy, multidraft, token, traversal
 
@@ -37,7 +37,7 @@ LOSSY_RULES: dict[str, Callable[..., Rule]] = {
 MAX_F32_BYTES = 1_000_000_000
 """Larger models are not written out as f32 just to be compared with."""
 
-DRAFTERS = ("none", "suffix", "ngram", "model", "tree", "random")
+DRAFTERS = ("none", "suffix", "ngram", "model", "tree", "mtp", "random")
 MODELS = (
     "a path to a GGUF file, smollm2[:f32|bf16|q8_0|q4_0], hub:ORG/REPO[:FILE], toy, or, run by transformers, hf:FOLDER, "
     "hf:FILE.gguf, hf:ORG/NAME or hf:smollm2 (@bf16 or @f32 may follow)"
@@ -251,6 +251,7 @@ class Made:
     measure  what passes of the draft model take, asked once it is known to fit
     corpus   what `suffix` copies from besides
     kept     and of each owner what it alone may copy from
+    mtp_modules  the file that `mtp` drafts with; None: the one that is shipped for the demo model
     """
 
     target: Model
@@ -258,6 +259,7 @@ class Made:
     measure: Measure | None = None
     corpus: Corpus | None = None
     kept: Mapping[str, Corpus] = field(default_factory=dict)
+    mtp_modules: Path | None = None
     drafters: dict[str, Drafter] = field(default_factory=dict)
 
 
@@ -301,7 +303,31 @@ def _new_drafter(name: str, made: Made) -> Drafter:
             check_same_vocabulary(made.target.tokenizer, made.draft.tokenizer)
             width, pass_seconds = 2 if name == "tree" else 1, None if made.measure is None else made.measure()
             return ModelDrafter(made.draft.runner, vocab_size, width=width, pass_seconds=pass_seconds)
+        case "mtp":
+            return _mtp_drafter(made)
     raise InvalidParameter("drafter", name, f"auto, {', '.join(DRAFTERS)}, or several of them joined by +")
+
+
+def _mtp_drafter(made: Made) -> Drafter:
+    """Raises UsageError where the modules do not fit the target, or where the target tells too little of itself."""
+    from truedraw.drafters import mtp, mtp_modules
+
+    runner, name = made.target.runner, made.target.name
+    if "final" not in runner.hidden_layers:
+        raise IncompatibleModels(f"the runner of {name} hands out no final hidden states, which mtp reads: take another drafter")
+    weights = mtp_modules.load(made.mtp_modules or mtp_modules.SHIPPED)
+    try:
+        matrices = runner.token_matrices()
+    except RunnerError as error:
+        raise IncompatibleModels(f"mtp needs the embeddings and the output matrix of {name}: {error}") from error
+    mtp_modules.check_fits(weights, matrices, name)
+    return mtp.MtpDrafter(mtp_modules.MtpModule(weights, matrices))
+
+
+def check_takes_modules(drafter: str) -> None:
+    """Raises InvalidParameter if no part of that drafter reads MTP modules."""
+    if "mtp" not in drafter.split("+"):
+        raise InvalidParameter("drafter", drafter, "mtp, or names joined by + with mtp among them, where MTP modules are given")
 
 
 def find_rule(name: str, *, allow_lossy: bool = False) -> Rule:

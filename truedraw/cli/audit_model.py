@@ -49,6 +49,7 @@ def audit_model(
     draft_length: opt.DraftLength = "auto",
     corpus: opt.CorpusPaths = None,
     corpus_size: opt.CorpusSize = None,
+    mtp_modules: opt.MtpModules = None,
     rule: opt.RuleName = "auto",
     allow_lossy: opt.AllowLossy = False,
     temperature: opt.Temperature = 1.0,
@@ -84,6 +85,7 @@ def audit_model(
     asked = ModelAudit(params, alpha, detect, max_tokens_total, max_tokens, seed_used)
     with opt.load_engine(
         model, drafter=drafter, draft_model=draft_model, draft_length=draft_length, corpus=corpus, corpus_size=corpus_size,
+        mtp_modules=mtp_modules,
         corpus_learning=False, rule=rule, allow_lossy=allow_lossy, context=context, slots=slots, threads=threads, kv_type=kv_type,
         device=device, strict=strict,
     ) as engine:  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from truedraw.errors import ConversionError, InvalidParameter, MissingExtra, ModelFileError, RollbackUnsupported, RunnerError
-from truedraw.protocols import Chunk, Rows
+from truedraw.protocols import Chunk, Rows, TokenMatrices
 from truedraw.runners.machine import cores, of_file, processor, spelled_threads, thread_counts
 
 try:
@@ -107,6 +107,7 @@ class LlamaCppRunner:
             "kv": f"{kv_type} {'unified' if kv_unified else 'streams'} {num_slots}",
             "flash_attention": "auto" if flash_attention else "off",
         }
+        self._path = path
         self._model: Any = None
         self._context: Any = None
         self._on_close: list[Callable[[], None]] = []
@@ -230,6 +231,12 @@ class LlamaCppRunner:
         self._refuse_if_closed()
         llama.llama_set_n_threads(self._context, small, large)
         self.identity = {**self.identity, "threads": spelled_threads(small, large)}
+
+    def token_matrices(self) -> TokenMatrices:
+        """See ModelRunner: read from the file, dequantised. Raises RunnerError, MissingExtra."""
+        from truedraw.runners.gguf_matrices import read
+
+        return read(self._path)
 
     def _refuse_if_closed(self) -> None:
         if self._context is None:

@@ -1,0 +1,1 @@
+"""Training of what drafts: modules that learn from the target itself."""
