@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from truedraw.cli import options as opt
 from truedraw.cli import output
-from truedraw.errors import InvalidParameter, MissingExtra
+from truedraw.errors import InvalidParameter
 from truedraw.registry import LoadOptions, load_model
 
 if TYPE_CHECKING:
@@ -39,10 +39,7 @@ def mtp(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> int:
     """Train multi-token prediction modules for a model; needs no data but the model's own answers."""
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtra("torch", "train") from None
+    from truedraw.train import use_threads
     from truedraw.train.answers import LONGEST
     from truedraw.train.mtp import TrainOptions, train
 
@@ -56,7 +53,7 @@ def mtp(
     options = TrainOptions(minutes=minutes, seed=seed, draft_vocab=draft_vocab, cache_bytes=cache_mb * 1_000_000)
     options = replace(options, learning=replace(options.learning, depths=depths))
     if threads is not None:
-        torch.set_num_threads(threads)
+        use_threads(threads)
     with output.Progress() as progress:
         target = load_model(
             model, LoadOptions(context=LONGEST + 576, slots=slots, threads=threads, clip_context=True), progress.say

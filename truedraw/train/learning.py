@@ -208,7 +208,7 @@ class Learning:
 
     # ------------------------------------------------------------ how good it is
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]  # of a module that is not followed
     def evaluate(self, most: float = math.inf) -> list[float]:
         """By depth the mean of the sum of min(p, q) over the positions of held-out answers, the first `most` tokens of them."""
         sums = np.zeros((self.options.depths, 2))
