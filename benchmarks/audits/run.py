@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import models
-from engines import ENGINES, Engine, Place, Setup
+from engines import ENGINES, HERE, HF, Engine, Place, Setup
 from prompts import long_prompts
 
 CONTEXTS = ("short", "long")
@@ -96,7 +96,12 @@ def audit(folder: Path, name: str, engine: Engine, setup: Setup, context: str) -
     saved.parent.mkdir(exist_ok=True)
     made = environment(folder, name, engine)
     for model in engine.needs:
-        models.make(folder / "models", model)
+        if model.endswith(".gguf"):
+            models.make(folder / "models", model)
+        elif not (folder / "models" / model).exists():
+            maker = environment(folder, "hf", HF)
+            source = models.make(folder / "models", "f32.gguf")
+            subprocess.run([maker / "bin" / "python", HERE / "hf_models.py", source, folder / "models"], check=True)
     prompts = folder / "long.txt"
     prompts.write_text("\n".join(long_prompts()) + "\n")
     with ExitStack() as stack:

@@ -105,6 +105,9 @@ class Client:
         self.num_requests = 0
         self.num_busy = 0
         self.num_with_statistics = 0
+        self.num_proposed: int | None = None
+        """Drafts, as far as the server tells of them; None: it tells nothing."""
+        self.num_accepted = 0
         self._builds: dict[tuple[str, str], str] = {}
 
     async def __aenter__(self) -> Client:
@@ -199,6 +202,7 @@ class Client:
                     if "error" in event:
                         raise ServerFailed(f"{url} ended an answer with an error: {_message(event)}")
                     self.num_with_statistics += "speculation" in event
+                    self._count_drafts(event)
                     self._check_same(url, body["model"], event)
                     usage = event.get("usage") or usage
                     for choice in event.get("choices") or ():
@@ -214,6 +218,16 @@ class Client:
             raise ServerFailed(f"{url} ended a stream before its answer")
         count = usage.get("completion_tokens") if isinstance(usage, dict) and len(parts) == 1 else None
         return [parts[index].answer(abilities, count if isinstance(count, int) else 0) for index in sorted(parts)]
+
+    def _count_drafts(self, event: Mapping[str, Any]) -> None:
+        """As truedraw and llama.cpp tell of them at the end of an answer."""
+        for part, proposed, accepted in (("speculation", "proposed", "accepted"), ("timings", "draft_n", "draft_n_accepted")):
+            told = event.get(part)
+            if isinstance(told, dict) and isinstance(told.get(proposed), int):
+                self.num_proposed = (self.num_proposed or 0) + told[proposed]
+                self.num_accepted += int(told.get(accepted) or 0)
+            elif isinstance(told, dict) and part == "timings":  # it leaves them out where there are none
+                self.num_proposed = self.num_proposed or 0
 
     def _check_same(self, url: str, model: str, event: Mapping[str, Any]) -> None:
         """Raises ServerFailed if it is another model, or another build of it, that answers."""

@@ -16,7 +16,7 @@ from truedraw.prove.goodness import LAMBDAS
 from truedraw.types import Probs
 
 _NUM_BETS = 2 * len(LAMBDAS)
-_VOCAB = 2.0**18  # no model has more tokens
+_VOCAB = 2.0**20  # no model has more tokens
 _RARE = _VOCAB * np.exp([-20.0, -28.0])
 """Probability, at most, that any of the tokens comes which are less likely each than that: a nat is left for rounding below."""
 _RARE_STAKES = LAMBDAS / 4

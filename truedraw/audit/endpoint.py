@@ -43,6 +43,8 @@ async def audit(
         run = _Run(client, plan, found, on_progress)
         await run.all(settings, laws_only=laws_only)
         facts = {**found.facts, "tokens drawn": str(client.num_tokens), "requests": str(client.num_requests)}
+        if client.num_proposed is not None:
+            facts["drafts, as the server tells"] = f"{client.num_proposed} proposed, {client.num_accepted} accepted"
         if client.num_busy:
             facts["times it was busy (429)"] = str(client.num_busy)
         return run.reports, facts
@@ -86,6 +88,7 @@ class _Run:
         trust = Trust(plan.reference, self._abilities) if plan.reference is not None and name == SETTINGS[0][0] else None
         why_not = untestable(settings, num_top=abilities.num_logprobs, raw=abilities.raw)
         failure, refused, drawn, silent = "", "", 0, 0
+        drafts_before = self._client.num_proposed
         per_round = max(1, plan.concurrency)
         target = plan.tokens_each if found.off is not None else plan.tokens_each // 2
         try:
@@ -113,8 +116,9 @@ class _Run:
             else:  # it never takes such a request: no server that broke
                 refused = why_not = str(error)
         example = self._example(settings)
-        if found.off is None or refused:
-            reason = found.why_not_off or refused
+        idle = self._client.num_proposed is not None and self._client.num_proposed == (drafts_before or 0)
+        if found.off is None or refused or (idle and drawn and not pairs.rejects(plan.mode_alpha)):
+            reason = found.why_not_off or refused or "the server says that it drafted nothing: prompts with copies may help"
             self._report(f"on against off, {name}", "whether speculation changes the law", reason, None, None)
         else:
             self._report(f"on against off, {name}", "whether speculation changes the law", "", pairs, example, failure)
@@ -219,6 +223,8 @@ class _Run:
         for i, contract in enumerate(listed):
             self._on_progress(f"parameters: {contract.name}", i / len(listed), 0.0)
             self.reports.append(await self._contract(contract, abilities))
+            if self.reports[-1].verdict == "not completed":
+                return
 
     async def _contract(self, contract: Contract, abilities: Abilities) -> ModeReport:
         mode, asked = f"parameter {contract.name}", f"whether {contract.name} holds on every token"
