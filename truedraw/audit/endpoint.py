@@ -93,7 +93,7 @@ class _Run:
                         heads = [head_of(token, settings, raw=abilities.raw, digits=abilities.digits) for token in on.tokens]
                         own.add(on, prompt, heads)
                     if off is not None:
-                        pairs.add(on.bare if silent else on, off.bare if silent else off, prompt)
+                        pairs.add(self._summed(on, prompt, silent), self._summed(off, prompt, silent), prompt)
                     if trust is not None:
                         trust.add(on, off, prompt, settings)
                 self._sample += ons[: 64 - len(self._sample)] if name == SETTINGS[0][0] else []
@@ -118,6 +118,13 @@ class _Run:
         if why_not is None and not failure and not own.samples:
             why_not = "no token's report reached far enough"
         self._report(f"self-consistency, {name}", asked, why_not or "", own, example, failure)
+
+    def _summed(self, answer: Answer, prompt: str, silent: bool) -> Answer:
+        """What pairs are summed up by: the server's log-probabilities, or the reference's where it tells none."""
+        reference = self._plan.reference
+        if reference is None or self._abilities.num_logprobs is not None:
+            return answer.bare if silent else answer
+        return reference.scored(prompt, answer)
 
     def _trusted(self, trust: Trust, example: Example, failure: str) -> None:
         asked = "whether tokens are drawn from the reference's rows, within the floor"
@@ -153,6 +160,9 @@ class _Run:
             return
         found = evidence.rejects(alpha)
         notes = []
+        blind = isinstance(evidence, OnAgainstOff) and self._abilities.num_logprobs is None and self._plan.reference is None
+        if blind:
+            notes.append("no log-probabilities: only which tokens came is compared, and what that would have seen is not known")
         if isinstance(evidence, SelfConsistency) and evidence.num_left_out:
             notes.append(f"{evidence.num_left_out} tokens left out: their report did not reach far enough")
         if isinstance(evidence, SelfConsistency) and evidence.contradiction is not None:
@@ -172,7 +182,7 @@ class _Run:
                 alpha,
                 evidence.e_value,
                 evidence.p_value,
-                self._plan.seen_with(evidence.samples * (2 if isinstance(evidence, SelfConsistency) else 1)),
+                None if blind else self._plan.seen_with(evidence.samples * (2 if isinstance(evidence, SelfConsistency) else 1)),
                 None,
                 evidence.fired(alpha) if found else (),
                 example if found else None,
