@@ -93,7 +93,7 @@ class _Run:
                         heads = [head_of(token, settings, raw=abilities.raw, digits=abilities.digits) for token in on.tokens]
                         own.add(on, prompt, heads)
                     if off is not None:
-                        pairs.add(self._summed(on, prompt, silent), self._summed(off, prompt, silent), prompt)
+                        pairs.add(self._summed(on, prompt, bool(silent)), self._summed(off, prompt, bool(silent)), prompt)
                     if trust is not None:
                         trust.add(on, off, prompt, settings)
                 self._sample += ons[: 64 - len(self._sample)] if name == SETTINGS[0][0] else []
