@@ -261,6 +261,18 @@ def test_kernels_convict_nobody_and_a_shift_beyond_the_floor_is_found():
     assert found["against a reference"].verdict == "fault found" or found["against a reference"].samples < 400
 
 
+def test_a_reference_stands_in_for_log_probabilities_that_a_server_does_not_tell():
+    """Pairs are then summed up by the reference's. Without both, no size is claimed."""
+    with PlantedServer("late rejection", has_logprobs=False, seed=7) as server:
+        (found, _), (bare, _) = (run(server, reference=each, detect=0.2) for each in (reference(), None))
+    seen, blind = (told["on against off, temperature 1"] for told in (found, bare))
+    assert seen.verdict == "fault found" and "likelier tokens" in {fired.name for fired in seen.fired}, seen
+    assert seen.detectable is not None and blind.detectable is None and "no log-probabilities" in blind.notes[0]
+    with PlantedServer(has_logprobs=False, seed=8) as server:
+        found, _ = run(server, reference=reference(), detect=0.2)
+    assert found["on against off, temperature 1"].verdict == "no evidence"
+
+
 # ---------------------------------------------------------------- planted faults
 
 

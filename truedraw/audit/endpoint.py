@@ -104,7 +104,7 @@ class _Run:
                     if abilities.raw is not None:
                         own.add(on, prompt, *_judged_by(on, settings, abilities, heads=why_not is None))
                     if off is not None:
-                        pairs.add(on.bare if silent else on, off.bare if silent else off, prompt)
+                        pairs.add(self._summed(on, prompt, bool(silent)), self._summed(off, prompt, bool(silent)), prompt)
                     if trust is not None:
                         trust.add(on, off, prompt, settings)
                 self._sample += ons[: 64 - len(self._sample)] if name == SETTINGS[0][0] else []
@@ -132,6 +132,13 @@ class _Run:
         if not silent and own.rejects(plan.mode_alpha):  # by what is all but impossible, whether rows are known or not
             why_not = None
         self._report(f"self-consistency, {name}", asked, why_not or "", own, example, failure)
+
+    def _summed(self, answer: Answer, prompt: str, silent: bool) -> Answer:
+        """What pairs are summed up by: the server's log-probabilities, or the reference's where it tells none."""
+        reference = self._plan.reference
+        if reference is None or self._abilities.num_logprobs is not None:
+            return answer.bare if silent else answer
+        return reference.scored(prompt, answer)
 
     def _trusted(self, trust: Trust, example: Example, failure: str) -> None:
         asked = "whether tokens are drawn from the reference's rows, within the floor"
@@ -167,6 +174,9 @@ class _Run:
             return
         found = evidence.rejects(alpha)
         notes = []
+        blind = isinstance(evidence, OnAgainstOff) and self._abilities.num_logprobs is None and self._plan.reference is None
+        if blind:
+            notes.append("no log-probabilities: only which tokens came is compared, and what that would have seen is not known")
         if isinstance(evidence, SelfConsistency) and evidence.num_left_out:
             notes.append(f"{evidence.num_left_out} tokens left out: their report did not reach far enough")
         if isinstance(evidence, SelfConsistency) and evidence.contradiction is not None:
@@ -190,7 +200,11 @@ class _Run:
                 alpha,
                 evidence.e_value,
                 evidence.p_value,
+<<<<<<< HEAD
                 self._plan.seen_with(2 * evidence.num_judged if isinstance(evidence, SelfConsistency) else evidence.samples),
+=======
+                None if blind else self._plan.seen_with(evidence.samples * (2 if isinstance(evidence, SelfConsistency) else 1)),
+>>>>>>> auditA2
                 None,
                 evidence.fired(alpha) if found else (),
                 example if found else None,

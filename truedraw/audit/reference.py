@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,10 +30,11 @@ _MARGIN = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """The rows of an answer's tokens, or why there are none."""
+    """The rows of an answer's tokens, or why there are none. logprobs: of the tokens, natural logarithms."""
 
     heads: tuple[Head | None, ...]
     why_not: str = ""
+    logprobs: tuple[float, ...] = ()
 
 
 class Reference:
@@ -54,10 +56,25 @@ class Reference:
         (rows,) = self._cached.logits([(0, whole[:-1])], [len(ids)])
         params = SamplingParams(**{name: value for name, value in settings.items() if name not in ("seed", "n")})
         heads: list[Head | None] = []
+        logprobs: list[float] = []
         for i, token in enumerate(ids):
             law = shape(rows.logits[i], params, whole[: len(before) + i], len(before))
             heads.append(self._head(law, token))
-        return Forced(tuple(heads))
+            logprobs.append(math.log(max(float(law[token]), 1e-30)))
+        return Forced(tuple(heads), "", tuple(logprobs))
+
+    def scored(self, prompt: str, answer: Answer) -> Answer:
+        """The answer with what this model's rows at temperature 1 say of its tokens, for a server that tells no
+        log-probabilities; as it was where its tokens cannot be told. It depends on prompt and answer alone."""
+        forced = self.forced(prompt, answer, {"temperature": 1})
+        if forced.why_not or len(forced.heads) != len(answer.tokens):
+            return answer
+        tokens = []
+        for token, head, logprob in zip(answer.tokens, forced.heads, forced.logprobs, strict=True):
+            assert head is not None
+            name = head.names[head.drawn] if head.drawn < len(head.names) else ""
+            tokens.append(Token(token.key, name, logprob, ((head.names[0], math.log(head.probs[0])),)))
+        return replace(answer, tokens=tuple(tokens))
 
     def _head(self, law: Probs, token: int) -> Head:
         ids = np.argsort(-law, kind="stable")[:_NAMED]
