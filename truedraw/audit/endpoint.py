@@ -189,6 +189,7 @@ class _Run:
             bound, token = evidence.rarest
             told = f"token {token.text!r} was drawn, and its own report gives it a probability of {math.exp(bound):.0e} at most"
             example = Example(told, example.command if example else "")
+        tokens = 2 * evidence.num_judged if isinstance(evidence, SelfConsistency) else evidence.samples
         self.reports.append(
             ModeReport(
                 mode,
@@ -200,11 +201,7 @@ class _Run:
                 alpha,
                 evidence.e_value,
                 evidence.p_value,
-<<<<<<< HEAD
-                self._plan.seen_with(2 * evidence.num_judged if isinstance(evidence, SelfConsistency) else evidence.samples),
-=======
-                None if blind else self._plan.seen_with(evidence.samples * (2 if isinstance(evidence, SelfConsistency) else 1)),
->>>>>>> auditA2
+                None if blind else self._plan.seen_with(tokens),
                 None,
                 evidence.fired(alpha) if found else (),
                 example if found else None,
