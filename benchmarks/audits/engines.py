@@ -74,8 +74,8 @@ def llama_cpp(*drafter: str) -> Command:
 def truedraw(*options: str) -> Command:
     def command(place: Place) -> list[str]:
         server = [place.python, "-m", "truedraw", "serve", "--model", str(place.models / "q8_0.gguf"), "--slots", "4"]
-        drafts = ["--drafter", "model", "--draft-model", str(place.models / "draft.gguf")]
-        return [*server, "--context", "2048", "--port", str(place.port), *drafts, *options]
+        named = [str(place.models / option) if option in MADE else option for option in options]
+        return [*server, "--context", "2048", "--port", str(place.port), *named]
 
     return command
 
@@ -105,20 +105,30 @@ VLLM_NGRAM = (
     '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":3,"prompt_lookup_min":1}',
 )
 
-FORCED = ("--draft-length", "3")  # the controller would leave a draft model of half the target's cost alone
+
+def wrapped(script: str, model: str, *options: str) -> Command:
+    """One of the servers of this folder around an engine that has none; it takes `"speculation": {"off": true}`."""
+
+    def command(place: Place) -> list[str]:
+        named = [str(place.models / option) if option in MADE else option for option in options]
+        return [place.python, str(HERE / script), str(place.models / model), "--port", str(place.port), *named]
+
+    return command
+
+
+MADE = ("draft.gguf", "hf-draft")
+
+DRAFTED = ("--drafter", "model", "--draft-model", "draft.gguf", "--draft-length", "3")
+"""At a fixed length: the controller would leave a draft model of half the target's cost alone."""
 
 ENGINES: dict[str, Engine] = {
     "truedraw": Engine(
         steps=(("install", f"{HERE.parent.parent}[demo,server]"),),
         shown=("truedraw", "llama-cpp-python"),
         setups=(
-            Setup("draft model", truedraw(*FORCED), detect=(0.1, 0.4), most=50_000),
-            Setup(
-                "draft model, biased_resample",
-                truedraw(*FORCED, "--rule", "biased_resample", "--allow-lossy"),
-                detect=(0.1, 0.4),
-                most=50_000,
-            ),
+            Setup("suffix drafts (its default)", truedraw(), detect=(0.1, 0.3), most=50_000),
+            Setup("draft model", truedraw(*DRAFTED)),
+            Setup("draft model, biased_resample", truedraw(*DRAFTED, "--rule", "biased_resample", "--allow-lossy")),
         ),
         needs=("q8_0.gguf", "draft.gguf"),
     ),
@@ -130,6 +140,36 @@ ENGINES: dict[str, Engine] = {
             Setup("draft model", llama_cpp("draft.gguf"), llama_cpp()),
         ),
         needs=("q8_0.gguf", "draft.gguf"),
+    ),
+    "openvino-genai": Engine(
+        steps=(("install", "openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0"),),
+        shown=("openvino-genai", "openvino"),
+        setups=tuple(
+            Setup(
+                name,
+                wrapped("openvino_server.py", "q8_0.gguf", *options),
+                reference="smollm2:f32",
+                concurrency=1,
+                extra=("--timeout", "600"),
+            )
+            for name, options in (("draft model", ("--draft", "draft.gguf")), ("prompt lookup", ("--lookup",)))
+        ),
+        needs=("q8_0.gguf", "draft.gguf"),
+    ),
+    "transformers": Engine(
+        steps=(("install", "torch==2.13.0"), ("install", "transformers==5.24.0")),
+        shown=("transformers", "torch"),
+        setups=tuple(
+            Setup(
+                name,
+                wrapped("transformers_server.py", "hf", *options),
+                reference="smollm2:f32",
+                concurrency=1,
+                extra=("--timeout", "600"),
+            )
+            for name, options in (("draft model", ("--assistant", "hf-draft")), ("prompt lookup", ("--lookup", "10")))
+        ),
+        needs=("hf", "hf-draft"),
     ),
     "vllm": Engine(
         steps=(
