@@ -20,6 +20,8 @@ from truedraw.registry import Made, make_drafter
 from truedraw.sampling import race, shape
 from truedraw.types import PointMass, Proposal, SamplingParams, Verdict
 
+pytestmark = pytest.mark.long  # until the modules are trained
+
 VOCAB = 24
 SHAPE = MtpShape(WIDTH, VOCAB, heads=4, kv_heads=2, inner=24, window=16, target="tiny")
 

@@ -304,6 +304,8 @@ from test_train import options, tiny_model, VOCAB
 from truedraw.train.learning import LearningOptions
 from truedraw.train.mtp import train
 from dataclasses import replace
+
+pytestmark = pytest.mark.long  # until the modules are trained
 chosen = options(learning=replace(options().learning, steps=60, checkpoint_every=0.0))
 train(tiny_model(VOCAB, num_slots=4, max_length=800), Path({folder!r}), chosen, lambda told: print("told", flush=True))
 """
