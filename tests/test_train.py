@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.long  # until the modules are trained
 
 from tiny_target import tiny_model  # noqa: E402  # behind the check that torch is there
 
@@ -304,8 +305,6 @@ from test_train import options, tiny_model, VOCAB
 from truedraw.train.learning import LearningOptions
 from truedraw.train.mtp import train
 from dataclasses import replace
-
-pytestmark = pytest.mark.long  # until the modules are trained
 chosen = options(learning=replace(options().learning, steps=60, checkpoint_every=0.0))
 train(tiny_model(VOCAB, num_slots=4, max_length=800), Path({folder!r}), chosen, lambda told: print("told", flush=True))
 """
