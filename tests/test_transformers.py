@@ -286,7 +286,7 @@ def test_a_folder_is_loaded_with_its_tokenizer_and_ends(folder):
     assert model.runner.identity["weights"] == "float32" and "config.json" in model.machine["file"]
     assert load_model(f"hf:{folder}@bf16", ONE_THREAD).runner.identity["weights"] == "bfloat16"
     with Engine(model) as engine:
-        result = engine.generate(["hello"], SamplingParams(max_tokens=6, temperature=0, ignore_eos=True))[0]
+        result = engine.generate(["hello"], SamplingParams(max_tokens=6, min_tokens=6, temperature=0))[0]
     own = transformers.AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.tensor([model.tokenizer.encode("hello")])
     assert (
@@ -394,9 +394,10 @@ def demo():
 @pytest.mark.model
 def test_the_demo_model_decodes_as_transformers_does(demo):
     """20 greedy tokens, plainly and with drafts, and generate() of transformers on the same weights."""
-    prompt = demo.tokenizer.encode("The quick brown fox jumps over the lazy dog. The quick brown fox")
-    params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
-    plain, drafted = (Engine(demo, drafter).generate([prompt], params)[0] for drafter in (None, NGramDrafter()))
+    prompt = demo.tokenizer.encode("red, green, blue, red, green, blue, red, green, blue, red,")
+    params = SamplingParams(max_tokens=20, min_tokens=20, temperature=0)
+    engine = Engine(demo, NGramDrafter())
+    plain, drafted = (engine.generate([prompt], params, max_draft=draft)[0] for draft in (0, 4))
     ids = torch.tensor([prompt])
     source = transformers_files.locate(str(transformers_files._kept_demo("f32")))
     own = transformers.AutoModelForCausalLM.from_pretrained(source.name)

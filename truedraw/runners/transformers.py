@@ -40,11 +40,11 @@ class TransformersRunner:
     threads_small  threads for passes of one token, None: as for all others; threads: for those, None: all cores
     identity       the file, where it has one
 
-    A pass computes one slot after the other, each with the pass's other tokens waiting: caches of transformers are not
-    ragged. Rows are float32 NumPy arrays, whatever the model computes in; on CUDA the rows that are kept are copied to the
-    host. Sliding windows hold every token and roll back; what cannot (recurrent states) is found by looking at
-    the cache after a first forward, and forgets everything or nothing. Raises ModelFileError if the model has no
-    output matrix, or if its rows behind cached tokens are not those of the whole text; InvalidParameter.
+    A pass computes one slot after the other, since caches of transformers are not ragged. Rows are float32 NumPy arrays,
+    whatever the model computes in; on CUDA the rows that are kept are copied to the host. Sliding windows hold every token
+    and roll back; what cannot (recurrent states) is found by looking at the cache after a first forward, and forgets
+    everything or nothing. Raises InvalidParameter, or ModelFileError if the model has no output matrix, or if its rows
+    behind cached tokens are not those of the whole text.
     """
 
     can_score_trees = False
@@ -125,9 +125,7 @@ class TransformersRunner:
         try:
             whole = self._computed(text)
         except Exception as error:  # a model's own code: whatever it raises says that it is not for us
-            raise ModelFileError(
-                f"{name} could not compute a first pass ({_one_line(error)}): another model is needed"
-            ) from error
+            raise ModelFileError(f"{name} could not compute a first pass ({one_line(error)}): another model is needed") from error
         if self._final is None or whole.ndim != 2 or len(whole) != _TRIED:
             raise ModelFileError(f"{name} has no output matrix that makes its rows: another model is needed")
         other = self._computed(np.concatenate([text[:_BEGUN], text[:_BEGUN][: _TRIED - _BEGUN]]))
@@ -173,9 +171,9 @@ class TransformersRunner:
         cache, keep = self._caches[chunk.slot], chunk.rows_to_keep
         if self._continues or not self._lengths[chunk.slot]:
             return self._compute(cache, chunk.tokens, keep)
-        rows = [self._compute(cache, chunk.tokens[i : i + 1], 1) for i in range(len(chunk.tokens))]
-        kept = rows[len(rows) - keep :] or [(rows[0][0][:0], rows[0][1][:0])]
-        return torch.cat([logits for logits, _ in kept]), torch.cat([final for _, final in kept])
+        first = len(chunk.tokens) - keep
+        parts = [self._compute(cache, chunk.tokens[i : i + 1], int(i >= first)) for i in range(len(chunk.tokens))]
+        return torch.cat([logits for logits, _ in parts]), torch.cat([final for _, final in parts])
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Rows]:
         """See ModelRunner. One forward of the model for each chunk."""
@@ -191,7 +189,7 @@ class TransformersRunner:
                 logits, final = self._append(chunk)
                 rows = Rows(_on_host(logits), {layer: _on_host(final) for layer in chunk.hidden})
             except (RuntimeError, IndexError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
-                raise RunnerError(f"transformers could not compute {len(chunk.tokens)} tokens ({_one_line(error)})") from error
+                raise RunnerError(f"transformers could not compute {len(chunk.tokens)} tokens ({one_line(error)})") from error
             self._lengths[chunk.slot] += len(chunk.tokens)
             self._unsure.discard(chunk.slot)
             answers.append(rows)
@@ -304,5 +302,6 @@ def _distance(left: Any, right: Any) -> float:
     return float((left - right).norm() / spread) if spread > 0 else float((left - right).norm())
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """What an error of somebody else's says, or else its kind."""
     return " ".join(str(error).split())[:200] or type(error).__name__

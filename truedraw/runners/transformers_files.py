@@ -18,6 +18,7 @@ from typing import Any
 from truedraw.errors import InvalidParameter, MissingExtra, ModelFileError, ModelNotFound, TruedrawError
 from truedraw.runners import gguf
 from truedraw.runners.machine import of_file
+from truedraw.runners.transformers import one_line
 from truedraw.runners.transformers_tokenizer import TransformersTokenizer
 
 try:
@@ -185,17 +186,13 @@ def _told(source: Source) -> Iterator[None]:
     except TruedrawError:
         raise
     except ImportError as error:
-        raise MissingExtra(error.name or _one_line(error), "transformers") from error
+        raise MissingExtra(error.name or one_line(error), "transformers") from error
     except Exception as error:
         if source.in_hub and isinstance(error, OSError):
-            message = f"hf:{source.name} is neither in the hub's local cache nor could it be fetched ({_one_line(error)})"
+            message = f"hf:{source.name} is neither in the hub's local cache nor could it be fetched ({one_line(error)})"
             raise ModelNotFound(message) from error
         file = f"{source.name}/{source.gguf_file}" if source.gguf_file else source.name
-        raise ModelFileError(f"{file} cannot be loaded by transformers: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+        raise ModelFileError(f"{file} cannot be loaded by transformers: {one_line(error)}") from error
 
 
 @contextlib.contextmanager
