@@ -343,6 +343,14 @@ def test_where_nothing_was_drafted_nothing_is_said_of_drafts():
     assert not facts["drafts, as the server tells"].startswith("0 ")
 
 
+def test_one_prompt_is_enough_and_few_tokens_are_few():
+    """Parameters have their share of the whole, too."""
+    with PlantedServer(seed=3) as server:
+        found, facts = run(server, laws_only=False, detect=0.5, most=3000, prompts=("one two three one two",))
+    assert {report.verdict for report in found.values()} == {"no evidence"}, found
+    assert int(facts["tokens drawn"]) < 3000
+
+
 def test_a_connection_that_was_kept_for_too_long_is_opened_again():
     with PlantedServer(seed=3, troubles=(Trouble("drops", every=5),)) as server:
         found, _ = run(server, detect=0.5)

@@ -106,14 +106,14 @@ VLLM_NGRAM = (
 )
 
 
-def wrapped(script: str, model: str, *options: str) -> Command:
+def wrapped_setup(name: str, script: str, model: str, *options: str) -> Setup:
     """One of the servers of this folder around an engine that has none; it takes `"speculation": {"off": true}`."""
 
     def command(place: Place) -> list[str]:
         named = [str(place.models / option) if option in MADE else option for option in options]
         return [place.python, str(HERE / script), str(place.models / model), "--port", str(place.port), *named]
 
-    return command
+    return Setup(name, command, reference="smollm2:f32", concurrency=1, extra=("--timeout", "600"))
 
 
 MADE = ("draft.gguf", "hf-draft")
@@ -144,30 +144,18 @@ ENGINES: dict[str, Engine] = {
     "openvino-genai": Engine(
         steps=(("install", "openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0"),),
         shown=("openvino-genai", "openvino"),
-        setups=tuple(
-            Setup(
-                name,
-                wrapped("openvino_server.py", "q8_0.gguf", *options),
-                reference="smollm2:f32",
-                concurrency=1,
-                extra=("--timeout", "600"),
-            )
-            for name, options in (("draft model", ("--draft", "draft.gguf")), ("prompt lookup", ("--lookup",)))
+        setups=(
+            wrapped_setup("draft model", "openvino_server.py", "q8_0.gguf", "--draft", "draft.gguf"),
+            wrapped_setup("prompt lookup", "openvino_server.py", "q8_0.gguf", "--lookup"),
         ),
         needs=("q8_0.gguf", "draft.gguf"),
     ),
     "transformers": Engine(
         steps=(("install", "torch==2.13.0"), ("install", "transformers==5.24.0")),
         shown=("transformers", "torch"),
-        setups=tuple(
-            Setup(
-                name,
-                wrapped("transformers_server.py", "hf", *options),
-                reference="smollm2:f32",
-                concurrency=1,
-                extra=("--timeout", "600"),
-            )
-            for name, options in (("draft model", ("--assistant", "hf-draft")), ("prompt lookup", ("--lookup", "10")))
+        setups=(
+            wrapped_setup("draft model", "transformers_server.py", "hf", "--assistant", "hf-draft"),
+            wrapped_setup("prompt lookup", "transformers_server.py", "hf", "--lookup", "10"),
         ),
         needs=("hf", "hf-draft"),
     ),

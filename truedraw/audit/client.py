@@ -52,7 +52,6 @@ class Answer:
     tokens: tuple[Token, ...]
     finish: str | None
     told: bool
-    num_tokens: int | None = None
     num_silent: int = 0
     ids: tuple[int, ...] = ()
 
@@ -315,7 +314,6 @@ class _Parts:
     tokens: list[Token] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     finish: str | None = None
-    num_chunks: int = 0
 
     def add(self, choice: Mapping[str, Any]) -> None:
         delta = choice.get("delta") or {}
@@ -323,7 +321,6 @@ class _Parts:
         self.finish = choice.get("finish_reason") or self.finish
         self.ids += choice.get("token_ids") or ()
         self.tokens += _tokens(choice.get("logprobs"))
-        self.num_chunks += 1
 
     def answer(self, abilities: Abilities, count: int) -> Answer:
         """count: of its tokens, as the server counts; 0: it did not say."""
@@ -340,7 +337,7 @@ class _Parts:
         if not told:
             tokens = [Token(word, word) for word in _WORD.findall(text)]
         silent = _num_silent(text, self.tokens, max(count, len(self.ids))) if self.tokens else 0
-        return Answer(text, tuple(tokens), self.finish, told, len(tokens) if told else None, silent, tuple(self.ids))
+        return Answer(text, tuple(tokens), self.finish, told, silent, tuple(self.ids))
 
 
 def _likeliest(top: tuple[tuple[str, float], ...], count: int) -> tuple[tuple[str, float], ...]:

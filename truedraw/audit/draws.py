@@ -15,7 +15,8 @@ from truedraw.audit.heads import Head
 from truedraw.prove.goodness import LAMBDAS
 from truedraw.types import Probs
 
-_NUM_BETS = 2 * len(LAMBDAS)
+NUM_BETS = 2 * len(LAMBDAS)
+"""On one direction: sizes, and both ways."""
 _VOCAB = 2.0**20  # no model has more tokens
 _RARE = _VOCAB * np.exp([-20.0, -28.0])
 """Probability, at most, that any of the tokens comes which are less likely each than that: a nat is left for rounding below."""
@@ -42,7 +43,7 @@ class Evidence:
 
     def __init__(self, directions: Sequence[str]) -> None:
         self.directions = tuple(directions)
-        self._log_wealth = np.zeros((len(directions), _NUM_BETS))
+        self._log_wealth = np.zeros((len(directions), NUM_BETS))
         self._log_maxima = np.zeros(len(directions))
         self.samples = 0
         self.log_maximum = 0.0
@@ -56,7 +57,7 @@ class Evidence:
     def look(self, samples: int) -> None:
         """Note where the evidence stands."""
         self.samples += samples
-        each = np.logaddexp.reduce(self._log_wealth, axis=1) - math.log(_NUM_BETS)
+        each = np.logaddexp.reduce(self._log_wealth, axis=1) - math.log(NUM_BETS)
         self._log_maxima = np.maximum(self._log_maxima, each)
         value = float(np.logaddexp.reduce(each)) - math.log(len(each))
         self.log_maximum = max(self.log_maximum, value)
@@ -114,11 +115,13 @@ class SelfConsistency(Evidence):
     Not by its place in a chunk: servers hold back halves of characters, so that the place may depend on the token.
     """
 
+    DIRECTIONS = (
+        "likelier tokens", "the likeliest token", "outside the head", "what a copy would be", "learned of tokens",
+        "learned behind the last token", "learned behind the last two", "all but impossible tokens",
+    )  # fmt: skip
+
     def __init__(self) -> None:
-        super().__init__(
-            ("likelier tokens", "the likeliest token", "outside the head", "what a copy would be", "learned of tokens",
-             "learned behind the last token", "learned behind the last two", "all but impossible tokens")
-        )  # fmt: skip
+        super().__init__(self.DIRECTIONS)
         self.contradiction: tuple[Token, Head] | None = None
         self.rarest: tuple[float, Token] | None = None
         self.num_judged = self.num_left_out = 0
@@ -151,7 +154,7 @@ class SelfConsistency(Evidence):
         """All tokens of a probability of e^t at most have vocabulary size times e^t together: bets on one of them to come."""
         if bound is not None and (self.rarest is None or bound < self.rarest[0]):
             self.rarest = (bound, token)
-        factors = np.ones((len(self.directions), _NUM_BETS))
+        factors = np.ones((len(self.directions), NUM_BETS))
         factors[-1] = rare_factors(bound)
         self.bet(factors)
 
@@ -172,7 +175,7 @@ class SelfConsistency(Evidence):
         for row, place in enumerate(places, 4):
             g[row] = self._tilts.direction(place, names)
         known = _factors(probs, g, head.drawn, slack)
-        self.bet(np.concatenate([known, np.ones((1, _NUM_BETS))]))
+        self.bet(np.concatenate([known, np.ones((1, NUM_BETS))]))
         for place in places:
             self._tilts.learn(place, names, probs, head.drawn)
 

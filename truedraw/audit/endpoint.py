@@ -15,7 +15,7 @@ from truedraw.audit.client import Abilities, Answer, Arm, Client, ServerFailed
 from truedraw.audit.contracts import Contract, contracts, first_difference
 from truedraw.audit.draws import Evidence, OnAgainstOff, SelfConsistency
 from truedraw.audit.findings import Example, ModeReport, Verdict
-from truedraw.audit.heads import Head, head_of, log_bound, untestable
+from truedraw.audit.heads import head_of, log_bound, untestable
 from truedraw.audit.plan import ANSWER_TOKENS, SETTINGS, Plan
 from truedraw.audit.probe import Found, Probe
 from truedraw.audit.reference import Trust
@@ -50,14 +50,6 @@ async def audit(
         return run.reports, facts
 
 
-def _judged_by(
-    answer: Answer, settings: Mapping[str, Any], abilities: Abilities, *, heads: bool
-) -> tuple[list[Head | None], float, list[float | None]]:
-    raw, shown = bool(abilities.raw), abilities.digits
-    known = [head_of(token, settings, raw=raw, digits=shown) if heads else None for token in answer.tokens]
-    return known, 0.0, [log_bound(token, settings, raw=raw, digits=shown) for token in answer.tokens]
-
-
 class _Run:
     """The modes, one after the other. What a failing server leaves untested is told as not completed."""
 
@@ -65,7 +57,6 @@ class _Run:
         self._client, self._plan, self._found, self._on_progress = client, plan, found, on_progress
         self.reports: list[ModeReport] = []
         self._sample: list[Answer] = []
-        self._abilities = found.abilities
 
     async def all(self, settings: Sequence[tuple[str, Mapping[str, Any]]], *, laws_only: bool) -> None:
         for name, parameters in settings:
@@ -85,7 +76,7 @@ class _Run:
         """One setting: on against off, and the on run against its own report; both see the same draws."""
         plan, found, abilities = self._plan, self._found, self._found.abilities
         pairs, own = OnAgainstOff(), SelfConsistency()
-        trust = Trust(plan.reference, self._abilities) if plan.reference is not None and name == SETTINGS[0][0] else None
+        trust = Trust(plan.reference, self._found.abilities) if plan.reference is not None and name == SETTINGS[0][0] else None
         why_not = untestable(settings, num_top=abilities.num_logprobs, raw=abilities.raw)
         failure, refused, drawn, silent = "", "", 0, 0
         drafts_before = self._client.num_proposed
@@ -102,7 +93,10 @@ class _Run:
                     drawn += len(on.tokens) + (len(off.tokens) if off is not None else 0)
                     drawn += not on.tokens  # an empty answer is a draw too
                     if abilities.raw is not None:
-                        own.add(on, prompt, *_judged_by(on, settings, abilities, heads=why_not is None))
+                        raw, shown = abilities.raw, abilities.digits
+                        known = [head_of(token, settings, raw=raw, digits=shown) for token in on.tokens]
+                        bounds = [log_bound(token, settings, raw=raw, digits=shown) for token in on.tokens]
+                        own.add(on, prompt, known if why_not is None else [None] * len(known), log_bounds=bounds)
                     if off is not None:
                         pairs.add(self._summed(on, prompt, bool(silent)), self._summed(off, prompt, bool(silent)), prompt)
                     if trust is not None:
@@ -117,7 +111,7 @@ class _Run:
                 refused = why_not = str(error)
         example = self._example(settings)
         idle = self._client.num_proposed is not None and self._client.num_proposed == (drafts_before or 0)
-        if found.off is None or refused or (idle and drawn and not pairs.rejects(plan.mode_alpha)):
+        if found.off is None or refused or (idle and drawn and not failure and not pairs.rejects(plan.mode_alpha)):
             reason = found.why_not_off or refused or "the server says that it drafted nothing: prompts with copies may help"
             self._report(f"on against off, {name}", "whether speculation changes the law", reason, None, None)
         else:
@@ -136,7 +130,7 @@ class _Run:
     def _summed(self, answer: Answer, prompt: str, silent: bool) -> Answer:
         """What pairs are summed up by: the server's log-probabilities, or the reference's where it tells none."""
         reference = self._plan.reference
-        if reference is None or self._abilities.num_logprobs is not None:
+        if reference is None or self._found.abilities.num_logprobs is not None:
             return answer.bare if silent else answer
         return reference.scored(prompt, answer)
 
@@ -174,7 +168,7 @@ class _Run:
             return
         found = evidence.rejects(alpha)
         notes = []
-        blind = isinstance(evidence, OnAgainstOff) and self._abilities.num_logprobs is None and self._plan.reference is None
+        blind = isinstance(evidence, OnAgainstOff) and self._found.abilities.num_logprobs is None and self._plan.reference is None
         if blind:
             notes.append("no log-probabilities: only which tokens came is compared, and what that would have seen is not known")
         if isinstance(evidence, SelfConsistency) and evidence.num_left_out:
@@ -242,7 +236,7 @@ class _Run:
         if contract.needs_logprobs and (abilities.num_logprobs is None or abilities.raw is None):
             return ModeReport(mode, "not testable", asked, "the server tells no log-probabilities that it could be checked by")
         samples = 0
-        for prompt in self._prompts(24):
+        for prompt in self._prompts(self._plan.requests_each):
             try:
                 answers = await self._client.draw(self._found.on, abilities, prompt, contract.settings, contract.max_tokens)
             except ServerFailed as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from truedraw.audit.client import Arm
+from truedraw.audit.draws import NUM_BETS, SelfConsistency
 from truedraw.audit.reference import Reference
 
 ANSWER_TOKENS = 16
@@ -29,7 +30,7 @@ PROMPTS = (
 
 _EFFORT = 20.0
 """Tokens that a fault of size TV takes, times TV squared, over the logarithm that has to be reached: measured on the
-planted faults (tests/test_audit_power.py), which shift only part of their TV in any one direction."""
+planted faults (tests/test_audit_endpoint.py), which shift only part of their TV in any one direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,18 @@ class Plan:
     @property
     def wanted(self) -> int:
         """Tokens of one setting, both arms together, that `detect` takes."""
-        bets = 6 * 14
+        bets = len(SelfConsistency.DIRECTIONS) * NUM_BETS
         return math.ceil(_EFFORT * math.log(bets / self.mode_alpha) / self.detect**2)
 
     @property
     def tokens_each(self) -> int:
-        """Tokens of one setting that are drawn at most: the contracts take about a tenth of all."""
+        """Tokens of one setting that are drawn at most: parameters and seeds take about a tenth of all."""
         return min(self.wanted, int(0.9 * self.most / len(SETTINGS)))
+
+    @property
+    def requests_each(self) -> int:
+        """Requests that check one parameter: ten of them, with about 24 tokens each."""
+        return max(1, min(24, int(0.1 * self.most / (10 * 24))))
 
     @property
     def reach(self) -> float:

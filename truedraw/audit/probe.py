@@ -99,7 +99,7 @@ class Probe:
         """Whether a first token's alternatives are the same at two temperatures."""
         tops: list[dict[str, float]] = []
         for temperature in (1.0, 0.5):
-            (answer, *_) = await self._client.draw(on, abilities, self._plan.prompts[1], {"temperature": temperature}, 2)
+            (answer, *_) = await self._client.draw(on, abilities, self._plan.prompts[-1], {"temperature": temperature}, 2)
             if not answer.tokens:
                 return None, None
             tops.append(dict(answer.tokens[0].top))
