@@ -200,6 +200,16 @@ def test_ids_outside_the_vocabulary_and_draft_vocabularies_of_other_sizes(rule, 
     assert answers == expected(rule, proposals, rows, noises)
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(("token", "neighbour"), [(-1, 0), (-5, 0), (6, 5), (9, 5)])
+def test_an_id_outside_is_rejected_though_the_nearest_token_is_certain(rule, token, neighbour):
+    row = np.eye(6)[neighbour]
+    noises = [Noise(seed).at(0) for seed in range(20)]
+    proposals = [Proposal((token,), PointMass())] * len(noises)
+    answers = told(run(rule, tensors.pack(proposals, [[row, row]] * len(noises)), noises, [1] * len(noises)))
+    assert {answer[:2] for answer in answers} == {(0, neighbour)}
+
+
 def test_a_draft_vocabulary_that_is_smaller():
     generator = np.random.default_rng(12)
     noises = [Noise(seed).at(0) for seed in range(40)]
