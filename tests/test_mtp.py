@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from truedraw.drafters import mtp_modules
 from truedraw.drafters.mtp import MOST_UNREAD, MtpDrafter
 from truedraw.drafters.mtp_modules import EntryCache, MtpModule, MtpShape, MtpWeights, fingerprint
 from truedraw.engine import Engine
-from truedraw.errors import IncompatibleModels, InvalidParameter, ModelFileError, ModelNotFound
+from truedraw.errors import IncompatibleModels, InvalidParameter, ModelFileError, ModelNotFound, RunError
 from truedraw.policy import FixedLength
 from truedraw.protocols import DraftRequest, Outcome, Worth
 from truedraw.randomness import Noise
@@ -414,6 +415,12 @@ def test_a_file_holds_what_was_saved(tmp_path):
     for name, array in kept.arrays.items():
         np.testing.assert_allclose(read.arrays[name], array, rtol=1e-3)
     mtp_modules.check_fits(read, TinyTarget(VOCAB).token_matrices(), "tiny")
+
+
+def test_modules_that_cannot_be_written_are_told_in_one_line():
+    with pytest.raises(RunError, match="make room") as caught:
+        mtp_modules.save(Path("/dev/full"), weights(), {})
+    assert "\n" not in str(caught.value)
 
 
 def test_modules_of_another_target_are_refused_in_one_line():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -249,6 +250,24 @@ def test_learning_goes_on_exactly_where_its_checkpoint_was(tmp_path):
     for name, weight in straight.weights.items():
         torch.testing.assert_close(again.weights[name], weight, rtol=0, atol=0)
     assert again.progress.history[-1]["acceptance"] == straight.progress.history[-1]["acceptance"]
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
+    made = learning(tmp_path, 14)
+    for number in (3, 2):
+        for _ in range(number):
+            made._step()
+        if number == 3:
+            made.checkpoint()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(RunError, match=r"step 5 cannot be written to .*make room.* sound") as caught:
+            made.checkpoint()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(caught.value) and not list(tmp_path.glob("*.part"))
+    assert learning(tmp_path, 14).progress.step == 3
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):

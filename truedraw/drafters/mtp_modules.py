@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from truedraw import kernels
-from truedraw.errors import IncompatibleModels, MissingExtra, ModelFileError, ModelNotFound
+from truedraw.errors import IncompatibleModels, MissingExtra, ModelFileError, ModelNotFound, RunError, one_line
 from truedraw.protocols import TokenMatrices
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -104,12 +104,19 @@ def fingerprint(embedding: Floats) -> Floats:
 
 
 def save(path: Path, weights: MtpWeights, notes: Mapping[str, str]) -> None:
-    """Write a safetensors file, halves of the size of float32. notes: kept beside the shape, as text."""
+    """Write a safetensors file, halves of the size of float32. notes: kept beside the shape, as text. Raises RunError."""
     numpy = _safetensors()
+    from safetensors import SafetensorError
+
     arrays: dict[str, Any] = {name: weights.arrays[name].astype(np.float16) for name in weights.shape.shapes()}
     arrays |= {"draft_ids": weights.draft_ids.astype(np.int32), "fingerprint": weights.fingerprint}
     metadata = {**notes, "format": FORMAT, "shape": json.dumps(asdict(weights.shape))}
-    numpy.save_file(arrays, str(path), metadata=metadata)
+    try:
+        numpy.save_file(arrays, str(path), metadata=metadata)
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"modules cannot be written to {path} ({one_line(error)}): make room, and give the command again"
+        ) from error
 
 
 def load(path: Path) -> MtpWeights:

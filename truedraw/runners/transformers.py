@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from truedraw.errors import InvalidParameter, MissingExtra, ModelFileError, RollbackUnsupported, RunnerError
+from truedraw.errors import InvalidParameter, MissingExtra, ModelFileError, RollbackUnsupported, RunnerError, one_line
 from truedraw.protocols import Chunk, Rows, TokenMatrices
 from truedraw.runners import transformers_cache as caches
 from truedraw.runners.machine import cores, processor, spelled_threads, thread_counts
@@ -300,8 +300,3 @@ def _distance(left: Any, right: Any) -> float:
     left, right = left.float(), right.float()
     spread = (right - right.mean(dim=-1, keepdim=True)).norm()
     return float((left - right).norm() / spread) if spread > 0 else float((left - right).norm())
-
-
-def one_line(error: Exception) -> str:
-    """What an error of somebody else's says, or else its kind."""
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -15,10 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from truedraw.errors import InvalidParameter, MissingExtra, ModelFileError, ModelNotFound, TruedrawError
+from truedraw.errors import InvalidParameter, MissingExtra, ModelFileError, ModelNotFound, TruedrawError, one_line
 from truedraw.runners import gguf
 from truedraw.runners.machine import of_file
-from truedraw.runners.transformers import one_line
 from truedraw.runners.transformers_tokenizer import TransformersTokenizer
 
 try:

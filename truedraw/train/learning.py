@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from truedraw.drafters.mtp_modules import MATRICES, MtpShape
-from truedraw.errors import RunError
+from truedraw.errors import RunError, one_line
 from truedraw.protocols import TokenMatrices
 from truedraw.train.batches import Batch, collate, order, teacher, tensors
 from truedraw.train.network import first_weights, match, unrolled
@@ -255,8 +255,15 @@ class Learning:
             "progress": {name: getattr(self.progress, name) for name in Progress.__slots__},
             "losses": list(self._losses),
         }
-        torch.save(kept, aside)
-        aside.replace(self._path)
+        try:
+            torch.save(kept, aside)
+            aside.replace(self._path)
+        except (OSError, RuntimeError) as error:  # torch's own writer tells a full disk as a RuntimeError
+            aside.unlink(missing_ok=True)
+            kept_at = "the one before it is sound" if self._path.exists() else "there is none before it"
+            raise RunError(
+                f"step {self.progress.step} cannot be written to {self._path}: make room ({one_line(error)}); {kept_at}"
+            ) from error
 
     def _take_up(self) -> None:
         try:
