@@ -114,9 +114,7 @@ def save(path: Path, weights: MtpWeights, notes: Mapping[str, str]) -> None:
     try:
         numpy.save_file(arrays, str(path), metadata=metadata)
     except (OSError, SafetensorError) as error:
-        raise RunError(
-            f"modules cannot be written to {path} ({one_line(error)}): make room, and give the command again"
-        ) from error
+        raise RunError(f"modules cannot be written to {path} ({one_line(error)}): make room and try again") from error
 
 
 def load(path: Path) -> MtpWeights:
