@@ -4,8 +4,10 @@ import asyncio
 import json
 import math
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -423,6 +425,32 @@ def test_bad_options_are_one_line(args, said):
 def test_a_server_that_is_not_there_is_status_3():
     done = command("http://127.0.0.1:9", "--no-control")
     assert done.returncode == 3 and "cannot be reached" in done.stdout and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_an_audit_that_is_interrupted_tells_what_it_saw(sig, tmp_path, monkeypatch):
+    page = tmp_path / "report.json"
+    with PlantedServer(seed=3) as server:
+        numbers, number = [], server.next_number
+        monkeypatch.setattr(server, "next_number", lambda: numbers.append(number()) or numbers[-1])
+        words = ("--detect", "0.01", "--max-tokens-total", "10000000", "--no-control", "--json", "--save", str(page))
+        running = subprocess.Popen(
+            [sys.executable, "-m", "truedraw", "audit", "endpoint", server.url, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+        end = time.monotonic() + 60
+        while len(numbers) < 100 and time.monotonic() < end:
+            time.sleep(0.05)
+        running.send_signal(sig)
+        out, err = running.communicate(timeout=60)
+    told = json.loads(out)
+    assert running.returncode == 3 and "Traceback" not in err
+    assert {mode["verdict"] for mode in told["modes"]} == {"not completed"}
+    assert {mode["reason"] for mode in told["modes"]} == {"interrupted"} and told["modes"][0]["samples"] > 500
+    assert json.loads(page.read_text())["modes"] == told["modes"]
 
 
 # ---------------------------------------------------------------- calibration and power
