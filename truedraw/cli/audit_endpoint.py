@@ -209,7 +209,9 @@ class _Bar:
                 self._progress.update(task, description=f"{part}: {what}", completed=share, evidence=min(evidence, 99.0))
             elif time.monotonic() > self._said + _SAID_EACH:
                 self._said = time.monotonic()
-                print(f"truedraw: {part}: {what}, {share:.0%}, evidence 10^{min(evidence, 99.0):.1f}", file=sys.stderr, flush=True)
+                print(
+                    f"truedraw: {part}: {what}, {share:.0%}, evidence 10^{min(evidence, 99.0):.1f}", file=sys.stderr, flush=True
+                )
 
         return show
 
