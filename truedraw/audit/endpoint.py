@@ -35,7 +35,7 @@ async def audit(
     settings: Sequence[tuple[str, Mapping[str, Any]]] = SETTINGS,
     laws_only: bool = False,
 ) -> tuple[list[ModeReport], dict[str, str]]:
-    """The report of each mode, and facts worth keeping. Never raises for what the server does; cancelled, it tells what it saw."""
+    """The report of each mode, and facts to keep. Never raises for what a server does; cancelled, it tells what was seen."""
     async with Client(plan.headers, concurrency=plan.concurrency, timeout=plan.timeout) as client:
         try:
             found = await Probe(client, plan).look()
