@@ -20,7 +20,7 @@ from truedraw.audit.plan import SETTINGS, Plan
 from truedraw.audit.planted import FAULTS, PlantedServer, Settings, Trouble, asked, mean_tv
 from truedraw.audit.planted.model import CLASS_OF
 from truedraw.audit.planted.vocabulary import END, NUM_IDS, VOCAB, encode, token_bytes
-from truedraw.audit.reference import Reference
+from truedraw.audit.reference import Reference, Trust
 from truedraw.prove.goodness import LAMBDAS
 from truedraw.registry import Model
 from truedraw.runners.toy import ToyRunner
@@ -250,6 +250,15 @@ def reference():
         return np.concatenate([row, np.full(NUM_IDS - VOCAB, -np.inf)])
 
     return Reference(Model("planted", ToyRunner(next_logits, NUM_IDS), Words()))
+
+
+def test_reports_that_lack_tokens_measure_no_floor():
+    """A plain answer of which the server reports fewer tokens than its text has: nobody knows whose row a report is."""
+    trust = Trust(reference(), Abilities(num_logprobs=5, raw=True))
+    text = "one two three"
+    lacking = Answer(text, (Token("one", "one", -0.1, (("one", -0.1),)),), "length", True, num_silent=2)
+    trust.add(lacking, lacking, "one two", {"temperature": 1})
+    assert trust.delta is None and not trust.notes
 
 
 def test_kernels_convict_nobody_and_a_shift_beyond_the_floor_is_found():
