@@ -115,9 +115,8 @@ async def _audit(plan: Plan, *, control: bool) -> Report:
     started, begun = time.monotonic(), datetime.datetime.now(datetime.UTC)
     with _Bar() as bar:
         seen = await planted(plan, bar.of("control")) if control else []
-        if any(mode.reason == INTERRUPTED for mode in seen):
-            modes, facts = [ModeReport("audit", "not completed", "", INTERRUPTED)], {}
-        else:
+        modes, facts = [ModeReport("audit", "not completed", "", INTERRUPTED)], dict[str, str]()
+        if not any(mode.reason == INTERRUPTED for mode in seen):
             modes, facts = await audit(plan, bar.of("audit"))
     told = {"truedraw": __version__, **facts, "prompts": str(len(plan.prompts)), "requests at a time": str(plan.concurrency)}
     return Made(
