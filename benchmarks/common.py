@@ -17,7 +17,7 @@ from truedraw.runners import gguf, llamacpp  # importing it silences the library
 
 def bare_model() -> Any:
     path = gguf.locate("smollm2", llamacpp.quantise, print)
-    return llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
+    return llama.llama_model_load_from_file(str(path).encode(), llamacpp.model_params())
 
 
 class BareLoop:

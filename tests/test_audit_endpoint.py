@@ -4,8 +4,10 @@ import asyncio
 import json
 import math
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from truedraw.audit.plan import SETTINGS, Plan
 from truedraw.audit.planted import FAULTS, PlantedServer, Settings, Trouble, asked, mean_tv
 from truedraw.audit.planted.model import CLASS_OF
 from truedraw.audit.planted.vocabulary import END, NUM_IDS, VOCAB, encode, token_bytes
-from truedraw.audit.reference import Reference
+from truedraw.audit.reference import Reference, Trust
 from truedraw.prove.goodness import LAMBDAS
 from truedraw.registry import Model
 from truedraw.runners.toy import ToyRunner
@@ -250,6 +252,15 @@ def reference():
     return Reference(Model("planted", ToyRunner(next_logits, NUM_IDS), Words()))
 
 
+def test_reports_that_lack_tokens_measure_no_floor():
+    """A plain answer of which the server reports fewer tokens than its text has: nobody knows whose row a report is."""
+    trust = Trust(reference(), Abilities(num_logprobs=5, raw=True))
+    text = "one two three"
+    lacking = Answer(text, (Token("one", "one", -0.1, (("one", -0.1),)),), "length", True, num_silent=2)
+    trust.add(lacking, lacking, "one two", {"temperature": 1})
+    assert trust.delta is None and not trust.notes
+
+
 def test_kernels_convict_nobody_and_a_shift_beyond_the_floor_is_found():
     with PlantedServer(kernel_tv=0.02, seed=5) as server:
         found, _ = run(server, reference=reference(), detect=0.2)
@@ -423,6 +434,32 @@ def test_bad_options_are_one_line(args, said):
 def test_a_server_that_is_not_there_is_status_3():
     done = command("http://127.0.0.1:9", "--no-control")
     assert done.returncode == 3 and "cannot be reached" in done.stdout and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_an_audit_that_is_interrupted_tells_what_it_saw(sig, tmp_path, monkeypatch):
+    page = tmp_path / "report.json"
+    with PlantedServer(seed=3) as server:
+        numbers, number = [], server.next_number
+        monkeypatch.setattr(server, "next_number", lambda: numbers.append(number()) or numbers[-1])
+        words = ("--detect", "0.01", "--max-tokens-total", "10000000", "--no-control", "--json", "--save", str(page))
+        running = subprocess.Popen(
+            [sys.executable, "-m", "truedraw", "audit", "endpoint", server.url, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+        end = time.monotonic() + 60
+        while len(numbers) < 100 and time.monotonic() < end:
+            time.sleep(0.05)
+        running.send_signal(sig)
+        out, err = running.communicate(timeout=60)
+    told = json.loads(out)
+    assert running.returncode == 3 and "Traceback" not in err
+    assert {mode["verdict"] for mode in told["modes"]} == {"not completed"}
+    assert {mode["reason"] for mode in told["modes"]} == {"interrupted"} and told["modes"][0]["samples"] > 500
+    assert json.loads(page.read_text())["modes"] == told["modes"]
 
 
 # ---------------------------------------------------------------- calibration and power

@@ -48,11 +48,12 @@ def plain_and_drafted(engine, prompt, params):
     return [request.results[0] for request in requests]
 
 
+@pytest.mark.parametrize("lengths", [(1, 8), pytest.param((2, 4), marks=pytest.mark.long)])
 @pytest.mark.parametrize("drafter", ["ngram", "random", "model"])
-def test_one_sequence_under_256_cached_tokens(drafter):
+def test_one_sequence_under_256_cached_tokens(drafter, lengths):
     draft = {"draft_model": "smollm2:q4_0"} if drafter == "model" else {}
     with Engine.load("smollm2", drafter=drafter, **draft) as engine:
-        for length in (1, 2, 4, 8):
+        for length in lengths:
             engine.policy = FixedLength(length)
             for prompt, params in zip(PROMPTS, PARAMS, strict=True):
                 plain, drafted = plain_and_drafted(engine, prompt, replace(params, max_tokens=40))
@@ -134,3 +135,12 @@ def test_where_rows_differ_a_greedy_text_turns_only_at_a_close_call():
             alone = engine._target.logits([(0, prefix)], [1])[0].logits[0].copy()
             best = np.sort(alone)[-2:]
             assert best[1] - best[0] <= 2 * np.abs(alone - several).max()
+
+
+@pytest.mark.parametrize(("told", "repacks"), [(b"AVX512 = 1 | AMX_INT8 = 1 | ", False), (b"AVX512 = 1 | REPACK = 1 | ", True)])
+def test_kernels_that_end_the_process_are_left_alone(monkeypatch, told, repacks):
+    """AMX, where the library has it: GCC before 13.2 builds it wrongly."""
+    from truedraw.runners import llamacpp
+
+    monkeypatch.setattr(llamacpp.llama, "llama_print_system_info", lambda: told)
+    assert llamacpp.model_params().use_extra_bufts is repacks

@@ -72,14 +72,14 @@ def agrees(watch):
     return told.safe_p_value > ALPHA
 
 
-@pytest.mark.parametrize("name", ["token", "block"])
+@pytest.mark.parametrize("name", [pytest.param("token", marks=pytest.mark.long), "block"])
 def test_shipped_rules_draw_from_p(monkeypatch, blurred, name):
     watch = watched_run(monkeypatch, blurred, name, RULES[name], 800)
     assert watch.smallest_p_value() > ALPHA / len(DIRECTIONS)
     assert name != "token" or agrees(watch)
 
 
-@pytest.mark.parametrize("name", ["token", "block"])
+@pytest.mark.parametrize("name", ["token", pytest.param("block", marks=pytest.mark.long)])
 def test_copies_drawn_from_counts_and_the_draft_model_in_turn(monkeypatch, blurred, name):
     """The drafter of `auto` with a draft model: each step is drafted by what is expected to gain more."""
     watch = watched_run(monkeypatch, blurred, name, RULES[name], 800, drafter="suffix+model")

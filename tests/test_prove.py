@@ -272,6 +272,7 @@ def test_there_are_enough_planted_faults_and_each_has_its_own_name():
     assert {m.name: m.catch().total_variation for m in mutants() if m.name in LAWFUL} == dict.fromkeys(LAWFUL, 0)
 
 
+@pytest.mark.long  # the quick tests run the command as README has it
 def test_the_command_prints_one_object_and_says_ok():
     done = subprocess.run([sys.executable, "-m", "truedraw", "prove", "--json"], capture_output=True, text=True, timeout=300)
     told = json.loads(done.stdout)

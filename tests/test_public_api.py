@@ -21,12 +21,15 @@ def test_importing_truedraw_is_light():
 
 
 def test_importing_truedraw_is_quick():
-    """Under 0.3 s: the best of five, measured inside the process, since the machine may be busy."""
-    code = "import time; t = time.perf_counter(); import truedraw; print(time.perf_counter() - t)"
-    times = [
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(5)
-    ]
-    assert min(times) < 0.3
+    """Under 0.3 s, or six times what numpy takes on a slow machine: the best of five, measured inside the process."""
+
+    def seconds(name):
+        code = f"import time; t = time.perf_counter(); import {name}; print(time.perf_counter() - t)"
+        run = [sys.executable, "-c", code]
+        return min(float(subprocess.run(run, capture_output=True, text=True, check=True).stdout) for _ in range(5))
+
+    took = seconds("truedraw")
+    assert took < 0.3 or took < 6 * seconds("numpy")
 
 
 def test_the_layers_import_only_downwards():

@@ -150,6 +150,14 @@ def refuses(server):
     return False
 
 
+def is_cut(connection):
+    """Closed by the server; reset where it had not been accepted yet when the listening socket closed."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
 @contextlib.contextmanager
 def to_be_ended(*args):
     server = start(*args)
@@ -174,7 +182,7 @@ def test_the_end_lets_finish_what_runs_and_refuses_what_waits(sig):
                 server.process.send_signal(sig)
                 ((status, body),) = answers(waiting)
                 assert status == 503 and error_of(body)["code"] == "shutting_down"
-                assert idle.recv(1) == b""
+                assert is_cut(idle)
             assert refuses(server) and server.process.poll() is None
             chunks, done = events([first, *lines])
         assert done and chunks[-1]["choices"][0]["finish_reason"] == "length"

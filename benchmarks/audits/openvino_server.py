@@ -55,8 +55,8 @@ class OpenVINO:
 
     def answer(self, request: Request) -> list[Answer]:
         """As the engine's `generate` gives it."""
-        if request.temperature == 0 and request.n > 1:
-            raise Refused("n: 1 at temperature 0")
+        if request.n > 1 and (request.temperature == 0 or (self._drafts and not request.off)):
+            raise Refused("n: 1 at temperature 0, and with speculation")
         options: dict[str, Any] = {
             "max_new_tokens": request.max_tokens,
             "eos_token_id": self._eos,

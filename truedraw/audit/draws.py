@@ -29,6 +29,7 @@ USUALLY = {
     "all but impossible tokens": "drafts judged, or replaced, by rows that are not the model's",
     "what a copy would be": "copied drafts accepted without being verified, or judged by the wrong row",
     "repetition": "penalties that drafts do not get",
+    "repetition within a step": "penalties that do not count the drafts of their own step",
     "length": "end-of-text tokens inside accepted runs, or a budget that drafts overrun",
     "learned from the past": "the law at these very prefixes",
     "learned of tokens": "a drafter's favourites accepted too often, or a residual drawn from the target's own row",
@@ -243,6 +244,12 @@ def repetition(answer: Answer, prompt: str) -> float:
     return float(len(answer.tokens) - len({token.key for token in answer.tokens}))
 
 
+def close_repetition(answer: Answer, prompt: str) -> float:
+    """Tokens that came among the four before them: as far back as a step reaches."""
+    keys = [token.key for token in answer.tokens]
+    return float(sum(key in keys[max(i - 4, 0) : i] for i, key in enumerate(keys)))
+
+
 def length(answer: Answer, prompt: str) -> float:
     return float(len(answer.tokens))
 
@@ -280,6 +287,7 @@ class OnAgainstOff(Evidence):
         ("the likeliest token", likeliest),
         ("what a copy would be", copies),
         ("repetition", repetition),
+        ("repetition within a step", close_repetition),
         ("length", length),
     )
 

@@ -20,6 +20,7 @@ from truedraw.audit.plan import ANSWER_TOKENS, SETTINGS, Plan
 from truedraw.audit.probe import Found, Probe
 from truedraw.audit.reference import Trust
 
+INTERRUPTED = "interrupted"
 _SEEDS = 8
 _LIKE_LOADED = 8  # requests beside the seeded one
 _SURPRISE = -20.0  # nats: what is less likely than this is told as the example
@@ -34,12 +35,13 @@ async def audit(
     settings: Sequence[tuple[str, Mapping[str, Any]]] = SETTINGS,
     laws_only: bool = False,
 ) -> tuple[list[ModeReport], dict[str, str]]:
-    """The report of each mode, and facts worth keeping. Never raises for what the server does."""
+    """The report of each mode, and facts to keep. Never raises for what a server does; cancelled, it tells what was seen."""
     async with Client(plan.headers, concurrency=plan.concurrency, timeout=plan.timeout) as client:
         try:
             found = await Probe(client, plan).look()
-        except ServerFailed as error:
-            return [ModeReport("connection", "not completed", "whether the server can be asked", str(error))], {}
+        except (ServerFailed, asyncio.CancelledError) as error:
+            told = str(error) or INTERRUPTED
+            return [ModeReport("connection", "not completed", "whether the server can be asked", told)], {}
         run = _Run(client, plan, found, on_progress)
         await run.all(settings, laws_only=laws_only)
         facts = {**found.facts, "tokens drawn": str(client.num_tokens), "requests": str(client.num_requests)}
@@ -66,8 +68,8 @@ class _Run:
         for mode in () if laws_only else (self._contracts, self._seeds):
             try:
                 await mode()
-            except ServerFailed as error:
-                self.reports.append(ModeReport(mode.__name__.strip("_"), "not completed", "", str(error)))
+            except (ServerFailed, asyncio.CancelledError) as error:
+                self.reports.append(ModeReport(mode.__name__.strip("_"), "not completed", "", str(error) or INTERRUPTED))
                 return
 
     # ------------------------------------------------------------ laws
@@ -104,6 +106,8 @@ class _Run:
                 self._sample += ons[: 64 - len(self._sample)] if name == SETTINGS[0][0] else []
                 best = max(pairs.log_maximum, own.log_maximum) / math.log(10)
                 self._on_progress(name, min(drawn / target, 1.0), best)
+        except asyncio.CancelledError:
+            failure = INTERRUPTED
         except ServerFailed as error:
             if drawn or not _refuses(error):
                 failure = str(error)

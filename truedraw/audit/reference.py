@@ -171,7 +171,8 @@ class Trust:
 
     def _measure(self, answer: Answer, prompt: str, settings: Mapping[str, Any]) -> None:
         forced = self._reference.forced(prompt, answer, settings)
-        for token, own in zip(answer.tokens, forced.heads, strict=True):
+        paired = not answer.num_silent and len(answer.tokens) == len(forced.heads)  # else nobody knows whose a report is
+        for token, own in zip(answer.tokens, forced.heads, strict=True) if paired else ():
             reported = head_of(token, settings, raw=bool(self._abilities.raw), digits=self._abilities.digits)
             if own is not None and reported is not None:
                 apart = distance(reported, own, self._reference.spelling(own.names))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import json
 import math
 import shlex
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +24,9 @@ from truedraw.cli.load_inputs import address
 from truedraw.cli.load_inputs import headers as read_headers
 from truedraw.cli.output import stderr_console
 from truedraw.errors import InvalidParameter, UsageError
+
+_SAID_EACH = 60.0
+"""Seconds between the lines that tell of progress."""
 
 if TYPE_CHECKING:
     from truedraw.audit.client import Arm
@@ -57,7 +62,7 @@ def endpoint(
 ) -> int:
     """Audit a server from what it streams: on against off, its own log-probabilities, seeds and parameters.
 
-    Status: 0 no evidence, 1 fault found, 2 usage, 3 could not be completed.
+    Status: 0 no evidence, 1 fault found, 2 usage, 3 could not be completed. Ctrl-C ends it with a report of what was seen so far.
     """
     from truedraw.audit.client import Arm
     from truedraw.audit.plan import PROMPTS, Plan
@@ -87,20 +92,32 @@ def endpoint(
         timeout,
     )
     print(f"truedraw: {_announced(plan)}", file=sys.stderr)
-    report = asyncio.run(_audit(plan, control=control))
+    report = asyncio.run(_until_told(_audit(plan, control=control)))
     tell(report, json_wanted=as_json, save=save)
     return report.status
 
 
+async def _until_told(audited: Coroutine[Any, Any, Report]) -> Report:
+    """SIGTERM is taken as Ctrl-C is: the report tells what was seen until then."""
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(NotImplementedError):  # Windows
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await audited
+
+
 async def _audit(plan: Plan, *, control: bool) -> Report:
-    from truedraw.audit.endpoint import audit
+    from truedraw.audit.endpoint import INTERRUPTED, audit
     from truedraw.audit.endpoint_control import control as planted
+    from truedraw.audit.findings import ModeReport
     from truedraw.audit.findings import Report as Made
 
     started, begun = time.monotonic(), datetime.datetime.now(datetime.UTC)
     with _Bar() as bar:
         seen = await planted(plan, bar.of("control")) if control else []
-        modes, facts = await audit(plan, bar.of("audit"))
+        modes, facts = [ModeReport("audit", "not completed", "", INTERRUPTED)], dict[str, str]()
+        if not any(mode.reason == INTERRUPTED for mode in seen):
+            modes, facts = await audit(plan, bar.of("audit"))
     told = {"truedraw": __version__, **facts, "prompts": str(len(plan.prompts)), "requests at a time": str(plan.concurrency)}
     return Made(
         subject=f"{plan.on.url}{f', model {plan.on.model}' if plan.on.model else ''}",
@@ -170,7 +187,7 @@ def _reference(name: str | None) -> Any:
 
 
 class _Bar:
-    """How far it is, and the evidence so far; nothing where standard error is no terminal."""
+    """How far it is, and the evidence so far: a bar, or a line each minute where standard error is no terminal."""
 
     def __init__(self) -> None:
         console = stderr_console()
@@ -181,12 +198,19 @@ class _Bar:
             TextColumn("evidence 10^{task.fields[evidence]:.1f}"),
         )
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._said = time.monotonic()
 
     def of(self, part: str) -> Any:
         task = self._progress.add_task(part, total=1.0, evidence=0.0)
 
         def show(what: str, share: float, evidence: float) -> None:
-            self._progress.update(task, description=f"{part}: {what}", completed=share, evidence=min(evidence, 99.0))
+            if not self._progress.disable:
+                self._progress.update(task, description=f"{part}: {what}", completed=share, evidence=min(evidence, 99.0))
+            elif time.monotonic() > self._said + _SAID_EACH:
+                self._said = time.monotonic()
+                print(
+                    f"truedraw: {part}: {what}, {share:.0%}, evidence 10^{min(evidence, 99.0):.1f}", file=sys.stderr, flush=True
+                )
 
         return show
 

@@ -58,6 +58,16 @@ def _complaint() -> str:
     return said
 
 
+def model_params() -> Any:
+    """The library's own, but without its AMX kernels: GCC before 13.2, Debian 12's for one, drops their tile configuration, and
+    the first pass then ends the process (ggml-org/llama.cpp issue 20824, pull request 26954). Its other repacked
+    weights go with them; a library that was built without AMX, as the Makefile does it, keeps these."""
+    params = llama.llama_model_default_params()
+    if b"AMX_INT8 = 1" in llama.llama_print_system_info():
+        params.use_extra_bufts = False
+    return params
+
+
 def quantise(source: Path, target: Path, file_type: str) -> None:
     """Write `target` as a copy of `source` with weights of another type: a key of _FILE_TYPES.
     Raises ConversionError."""
@@ -112,7 +122,7 @@ class LlamaCppRunner:
         self._context: Any = None
         self._on_close: list[Callable[[], None]] = []
         _complaints.clear()
-        self._model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
+        self._model = llama.llama_model_load_from_file(str(path).encode(), model_params())
         if not self._model:
             raise ModelFileError(f"{path} cannot be loaded as a model: {_complaint()}")
         if not llama.llama_model_has_decoder(self._model) or llama.llama_model_has_encoder(self._model):
