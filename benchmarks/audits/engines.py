@@ -113,7 +113,9 @@ def wrapped_setup(name: str, script: str, model: str, *options: str) -> Setup:
         named = [str(place.models / option) if option in MADE else option for option in options]
         return [place.python, str(HERE / script), str(place.models / model), "--port", str(place.port), *named]
 
-    return Setup(name, command, reference="smollm2:f32", detect=(0.5, 0.6), most=10_000, concurrency=1, extra=("--timeout", "600"))
+    return Setup(
+        name, command, reference="smollm2:f32", detect=(0.5, 0.6), most=10_000, concurrency=1, extra=("--timeout", "600")
+    )
 
 
 MADE = ("draft.gguf", "hf-draft")
