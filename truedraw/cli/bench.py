@@ -132,7 +132,7 @@ def _machine(model: str) -> dict[str, Any]:
         except PackageNotFoundError:
             return None
 
-    packages = ("truedraw", "numpy", "llama-cpp-python")
+    packages = ("truedraw", "numpy", "llama-cpp-python", "torch", "transformers")
     return {
         "model": model,
         "processor": platform.processor() or platform.machine(),
