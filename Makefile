@@ -47,7 +47,8 @@ system:
 
 .venv/test: pyproject.toml | .venv/bin/pip
 	@echo 'installing; llama.cpp is compiled once, which takes about five minutes'
-	$(PIP) install -e '.[demo,audit,server,dev]'
+	$(PIP) install 'torch==2.13.0' # before what asks for any torch: the newest would bring gigabytes of CUDA along
+	$(PIP) install -e '.[demo,transformers,audit,server,dev]'
 	@touch $@ .venv/demo
 
 clean:

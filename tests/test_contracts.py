@@ -25,12 +25,23 @@ def llama(tiny, architecture, **options):
     return LlamaCppRunner(tiny(architecture), num_slots=3, context=128, **options)
 
 
+def transformers(architecture, **options):
+    pytest.importorskip("torch")
+    import tiny_transformers
+
+    from truedraw.runners.transformers import TransformersRunner
+
+    return TransformersRunner(tiny_transformers.model(architecture), num_slots=3, context=128, threads=1, **options)
+
+
 RUNNERS = {
     "toy": lambda tiny: ToyRunner(hashed(VOCAB), VOCAB, num_slots=3, max_length=128),
     "llama": lambda tiny: llama(tiny, "llama"),
     "llama, streams": lambda tiny: llama(tiny, "llama", kv_unified=False),
     "llama, bf16 KV": lambda tiny: llama(tiny, "llama", kv_type="bf16"),
     "sliding windows": lambda tiny: llama(tiny, "gemma2"),
+    "transformers": lambda tiny: transformers("Qwen2"),
+    "transformers, sliding windows": lambda tiny: transformers("Gemma2"),
 }
 
 
@@ -184,6 +195,12 @@ def model_drafter(**options):
     return ModelDrafter(ToyRunner(hashed(9, **options), 9, num_slots=2, max_length=24), 9)
 
 
+def mtp_drafter():
+    import test_mtp
+
+    return test_mtp.Hearing(test_mtp.module(vocab=9))
+
+
 DRAFTERS = {
     "none": NoDrafter,
     "ngram": NGramDrafter,
@@ -193,6 +210,7 @@ DRAFTERS = {
     "suffix": SuffixDrafter,
     "chain": lambda: ChainDrafter([NGramDrafter(min_match=3), model_drafter()]),
     "a choice": lambda: ChoiceDrafter({"suffix": SuffixDrafter(), "model": model_drafter()}, "suffix"),
+    "mtp": mtp_drafter,
     "suffix and model": lambda: ChainDrafter([SuffixDrafter(), model_drafter()]),
 }
 HISTORIES = [[1], [3, 4, 5, 3, 4], [2] * 12, [1, 2, 3, 4, 5, 6, 7, 8]]

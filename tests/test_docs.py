@@ -82,7 +82,7 @@ def test_examples_run(example):
 def test_the_option_list_is_current():
     page = (ROOT / "docs" / "cli.md").read_text()
     commands = ("generate", "chat", "serve", "prove", "explain", "plan", "profile", "bench", "load")
-    for command in (*commands, "audit endpoint", "audit function", "audit process", "audit model"):
+    for command in (*commands, "audit endpoint", "audit function", "audit process", "audit model", "train mtp"):
         shown = run([sys.executable, "-m", "truedraw", *command.split(), "--help"])
         options = set(re.findall(r"--[a-z][a-z-]+", shown))
         section = page.partition(f"## truedraw {command}")[2].partition("\n## ")[0]
@@ -105,5 +105,7 @@ def test_links_lead_somewhere():
 
 def test_the_number_of_planted_faults_is_right():
     from truedraw.prove.mutants import mutants
+    from truedraw.prove.planted_tensors import TENSORS
 
-    assert f"plants {len(mutants())} faults" in README
+    assert f"plants {len([mutant for mutant in mutants() if mutant not in TENSORS])} faults" in README
+    assert f"with {len(TENSORS)} faults of its own" in (ROOT / "docs" / "algorithm.md").read_text()

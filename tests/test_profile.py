@@ -17,7 +17,7 @@ from truedraw.errors import ConversionError, InvalidParameter
 from truedraw.profile import CostPoint, ThreadChoice, ThreadTime
 from truedraw.protocols import Rows
 from truedraw.registry import LoadOptions, load_model
-from truedraw.runners import gguf, llamacpp
+from truedraw.runners import gguf, llamacpp, machine
 from truedraw.runners.toy import ToyRunner, hashed
 
 VOCAB = 9
@@ -111,7 +111,7 @@ def test_where_there_are_no_threads_none_are_chosen():
     [(1, 1, (1,)), (2, 2, (1, 2)), (6, 12, (1, 2, 4, 6, 12)), (8, 8, (1, 2, 4, 8)), (64, 128, (4, 8, 16, 32, 64, 128))],
 )
 def test_the_numbers_of_threads_worth_trying(physical, available, counts):
-    assert llamacpp.thread_counts(physical, available) == counts
+    assert machine.thread_counts(physical, available) == counts
 
 
 KEY = {"file": "test", "processor": "here"}

@@ -6,8 +6,19 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from truedraw.prove import engine_check, engine_law, keys, shaping
-from truedraw.prove.certificates import CHAINS, FAMILY, LOSSY, TREES, drift_report, enumerated_rules, report
+from truedraw.prove import certificates, engine_check, engine_law, keys, shaping, tensors
+from truedraw.prove import mutants as mutants_module
+from truedraw.prove.certificates import (
+    CHAINS,
+    FAMILY,
+    LOSSY,
+    TREES,
+    DriftReport,
+    RuleReport,
+    drift_report,
+    enumerated_rules,
+    report,
+)
 from truedraw.prove.coupling import COUPLED_DRAFTS, RACE_ROWS, RACE_TOLERANCE, certify_coupling, coupled_tree, race_error
 from truedraw.prove.drafts import chain, tree, watchful
 from truedraw.prove.exact import Parts, certify, extended, law_of, table_problem, target_law, total_variation
@@ -174,6 +185,28 @@ def test_the_engines_own_law(setting):
     assert sum(mass for _, mass in engine_law._runs(setting)) == 1
 
 
+# ---------------------------------------------------------------- rules on tensors
+
+
+@pytest.mark.skipif(not tensors.available(), reason="torch is not installed")
+@pytest.mark.parametrize("rule", tensors.RULES)
+def test_the_rules_on_tensors_answer_as_the_reference(rule):
+    done = tensors.report(rule)
+    assert done.exact and done.different == 0 and done.problems >= 12, done
+    assert done.max_tv == 0 if rule != "coupled" else done.max_tv is None
+    asked = tensors.questions(rule)
+    assert {len(question.proposal) for question in asked} >= {0, 1, 2, 3}
+    if rule != "coupled":
+        masses = {}
+        for question in asked:
+            if question.cell is not None:
+                masses[question.cell[0]] = masses.get(question.cell[0], 0) + question.cell[1]
+        assert set(masses.values()) == {1} and len(masses) > 25
+    batches = list(tensors.batches(asked))
+    assert sum(map(len, batches)) == len(asked)
+    assert any(len({len(question.proposal) for question in batch}) > 2 for batch in batches)
+
+
 # ---------------------------------------------------------------- lossy rules
 
 
@@ -246,5 +279,30 @@ def test_the_command_prints_one_object_and_says_ok():
     assert done.returncode == 0 and told["ok"] is True
     assert {rule["name"] for rule in told["rules"]} >= set(RULES)
     assert all(set(rule) == {"name", "problems", "max_tv", "exact"} and rule["exact"] for rule in told["rules"])
+    assert ({rule["name"] for rule in told["tensors"]} == set(tensors.RULES)) == tensors.available() == (not told["not_run"])
+    assert all(rule["exact"] and not rule["max_tv"] for rule in told["tensors"])
     assert len(told["mutants"]) == len(mutants()) and all({"name", "tv", "caught"} <= set(m) for m in told["mutants"])
     assert all(m["caught"] for m in told["mutants"])
+
+
+def test_without_torch_the_command_says_that_tensors_were_not_run(capsys, monkeypatch):
+    from truedraw.cli import prove as command
+
+    monkeypatch.setattr(tensors, "available", lambda: False)
+    monkeypatch.setattr(mutants_module, "mutants", list)
+    for name in ("report", "coupled_report", "drift_report"):
+        monkeypatch.setattr(certificates, name, getattr(QuickReports, name))
+    assert command.prove() == 0
+    printed = capsys.readouterr().out
+    assert "rules on tensors" in printed and "not run: torch is not installed" in printed
+    assert command.prove(as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["not_run"] == ["rules on tensors: torch is not installed"] and told["tensors"] == []
+
+
+class QuickReports:
+    """Reports of nothing: what a rule's certificate says is not the matter there."""
+
+    report = staticmethod(lambda name, rule, drafts: RuleReport(name, 0, Fraction(0), True, ""))
+    coupled_report = staticmethod(lambda: RuleReport("coupled", 0, Fraction(0), True, ""))
+    drift_report = staticmethod(lambda name, rule: DriftReport(name, 0, 0.0, 0.0, True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from truedraw import calibrate, profile
@@ -14,7 +15,7 @@ from truedraw.drafters.none import NoDrafter
 from truedraw.errors import InvalidParameter
 from truedraw.policy import Controller, FixedLength
 from truedraw.protocols import Drafter, LengthPolicy
-from truedraw.registry import LoadOptions, Made, Model, check_takes_corpus, load_model, make_drafter
+from truedraw.registry import LoadOptions, Made, Model, check_takes_corpus, check_takes_modules, load_model, make_drafter
 from truedraw.strict import load as strict_load
 
 Say = Callable[[str], None]
@@ -40,6 +41,7 @@ def assemble(
     corpus: Corpus | Sources | None,
     owners: Sequence[str],
     strict: bool,
+    mtp_modules: Path | None = None,
 ) -> Parts:
     """Load models and put a drafter and a policy together: see Engine.load, which has checked what can be checked
     before. draft_length None: as many as pay; others: further drafters that a request may name, None: no choice."""
@@ -56,10 +58,12 @@ def assemble(
                 raise InvalidParameter("drafter", default, "auto, model or tree when a draft model is given")
             if corpus is not None:
                 check_takes_corpus(default)
+            if mtp_modules is not None:
+                check_takes_modules(default)
             known, kept = _open(corpus, owners, target, say)
             timed = draft if policy is None and draft is not None and draft.runner.identity else None
             measure = None if timed is None else lambda: measured_profile(timed, say).pass_seconds
-            made = Made(target, draft, measure, known, kept)
+            made = Made(target, draft, measure, known, kept, mtp_modules)
             drafter = make_drafter(default, made)
             if others is not None and not isinstance(drafter, NoDrafter):
                 names = dict.fromkeys([default, *others, *(["model"] if "model" in default.split("+") else [])])

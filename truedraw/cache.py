@@ -119,26 +119,27 @@ class CachedModel:
         contexts: Sequence[tuple[int, TokenArray]],
         last: Sequence[int],
         parents: Sequence[tuple[int, ...] | None] | None = None,
-        hidden: tuple[str, ...] = (),
+        hidden: Sequence[tuple[str, ...]] | None = None,
     ) -> list[Rows]:
         """The next-token rows after each of the last `last[i]` tokens of `contexts[i]`.
 
         contexts  (slot, tokens); each slot at most once
         last      0 feeds the context and keeps no row
         parents   for trees: of each of the last len(parents[i]) tokens, as in Chunk
-        hidden    layers wanted with the rows
+        hidden    layers wanted with the rows of each
 
         One pass, unless more is missing than a pass takes: then all but the end goes ahead in
         passes of its own. The rows are views, valid until the next call. Raises what the runner
         raises; the tokens held then never exceed what the cache really holds.
         """
         trees = parents if parents is not None else [None] * len(contexts)
-        limit = self.max_fed(hidden)
+        layers = hidden if hidden is not None else [()] * len(contexts)
+        limit = min(self.max_fed(wanted) for wanted in layers) if layers else 0
         starts = [self._keep(slot, tokens, n, tree) for (slot, tokens), n, tree in zip(contexts, last, trees, strict=True)]
         missing_in_all = sum(len(tokens) - start for (_, tokens), start in zip(contexts, starts, strict=True))
         fair = limit if missing_in_all <= limit else limit // len(contexts)
         chunks: list[Chunk | None] = []
-        for (slot, tokens), start, n, tree in zip(contexts, starts, last, trees, strict=True):
+        for (slot, tokens), start, n, tree, wanted in zip(contexts, starts, last, trees, layers, strict=True):
             needed = max(n, len(tree or ()))
             share = max(fair, needed)
             while len(tokens) - start > share:
@@ -146,7 +147,7 @@ class CachedModel:
                 self._forward([Chunk(slot, tokens[start : start + ahead], 0)])
                 start = len(self._held[slot])
             missing = tokens[start:]
-            chunks.append(Chunk(slot, missing, n, tree, hidden) if len(missing) else None)
+            chunks.append(Chunk(slot, missing, n, tree, wanted) if len(missing) else None)
         answers = iter(self._forward([chunk for chunk in chunks if chunk is not None]))
         return [Rows(np.empty((0, self.runner.vocab_size), np.float32)) if chunk is None else next(answers) for chunk in chunks]
 

@@ -301,8 +301,9 @@ def score(
     hidden: tuple[str, ...],
 ) -> tuple[list[Rows], int]:
     """ONE target pass: a row after the pending token and after each draft fed, and prompt chunks of `room` tokens
-    for those still loading, whose rows are kept where the prompt is to be judged. Returns the rows of `ready`, and
-    how many tokens of others' prompts were read."""
+    for those still loading, whose rows are kept where the prompt is to be judged. Hidden states come with the rows of
+    `ready`, but not where much of a prompt is read besides: some runners then make a row of every token. Returns the rows
+    of `ready`, and how many tokens of others' prompts were read."""
     contexts = []
     parents: list[tuple[int, ...] | None] = []
     for sequence, proposal, nodes in zip(ready, proposals, fed, strict=True):
@@ -311,7 +312,8 @@ def score(
         contexts.append((sequence.slot, np.concatenate([sequence.context.array, drafts])))
         parents.append(seen.parents)
     last = [len(nodes) + 1 for nodes in fed]
-    room = free = min(room, target.max_fed(hidden) - sum(last))
+    num_read = sum(_num_missing(sequence, target) for sequence in ready)
+    room = free = min(room, target.runner.max_pass_size - sum(last))
     row_room = target.runner.max_rows - sum(last)
     judged: list[tuple[ActiveSequence, int]] = []  # those whose prompt rows are kept, and where these begin
     for sequence in loading:
@@ -323,11 +325,13 @@ def score(
             contexts.append((sequence.slot, sequence.context.array[: start + taken]))
             last.append(taken if wanted else 0)
             parents.append(None)
+            num_read += taken
             room -= taken
             row_room -= last[-1]
             if wanted:
                 judged.append((sequence, start))
-    rows = target.logits(contexts, last, parents, hidden)
+    small = num_read <= SMALL_PASS and num_read + sum(last) <= target.max_fed(hidden)
+    rows = target.logits(contexts, last, parents, [hidden if small and i < len(ready) else () for i in range(len(contexts))])
     keepers = (row for row, kept in zip(rows[len(ready) :], last[len(ready) :], strict=True) if kept)
     for (sequence, start), row in zip(judged, keepers, strict=True):
         try:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from truedraw.errors import IncompatibleModels, InvalidParameter, PromptError
 from truedraw.policy import FixedLength
 from truedraw.protocols import Constraint, Drafter, LengthPolicy, Outcome, StepTiming
 from truedraw.randomness import Noise, Source, philox
-from truedraw.registry import TREE_RULES, LoadOptions, Model, check_takes_corpus, find_rule
+from truedraw.registry import TREE_RULES, LoadOptions, Model, check_takes_corpus, check_takes_modules, find_rule
 from truedraw.sequence import ActiveSequence
 from truedraw.text.prompt import Prompt, encode_prompt
 from truedraw.text.stream import TextStream
@@ -152,6 +153,7 @@ class Engine:
         draft_model: str | None = None,
         draft_length: int | str = "auto",
         corpus: Corpus | Sources | Paths | None = None,
+        mtp_modules: str | Path | None = None,
         rule: str = "auto",
         allow_lossy: bool = False,
         context: int | None = None,
@@ -160,6 +162,7 @@ class Engine:
         threads_small: int | None = None,
         kv_type: str = "f16",
         kv_unified: bool = True,
+        device: str = "cpu",
         strict: bool = False,
         on_progress: Callable[[str], None] | None = None,
     ) -> Engine:
@@ -175,6 +178,7 @@ class Engine:
         corpus        what suffix copies from besides prompt and output: a Corpus, or paths of texts, folders and at
                       most one .corpus file, to which answers are added and which `close` writes; corpus_files.gather
                       has more options
+        mtp_modules   the file that the drafter mtp reads; None: the one shipped for the demo model
         owners        those whose answers are kept apart, each in a .corpus file of its own; none: one for all
         strict        only where rows are bit-identical whatever the pass (strict.py): checked, and priced
         The other options are those of registry.LoadOptions. Raises UsageError.
@@ -196,9 +200,13 @@ class Engine:
                 raise InvalidParameter("draft_length", draft_length, "auto or at least 1 with a corpus")
             check_takes_corpus(drafter if drafter != "auto" else "suffix")
             corpus = corpus if isinstance(corpus, Corpus | Sources) else gather(corpus)
+        if mtp_modules is not None:
+            if not isinstance(drafter, str):
+                raise InvalidParameter("mtp_modules", str(mtp_modules), "None together with a Drafter of one's own")
+            check_takes_modules(drafter)
         parts = assemble(
             model,
-            LoadOptions(context, slots, threads, threads_small, kv_type, kv_unified),
+            LoadOptions(context, slots, threads, threads_small, kv_type, kv_unified, device=device),
             on_progress or (lambda message: None),
             drafter=drafter,
             others=drafters,
@@ -207,6 +215,7 @@ class Engine:
             corpus=corpus,
             owners=owners,
             strict=strict,
+            mtp_modules=None if mtp_modules is None else Path(mtp_modules),
         )
         return cls(parts.target, parts.drafter, parts.policy, rule=rule, allow_lossy=allow_lossy)
 

@@ -105,3 +105,8 @@ class ConversionError(RunError):
 
 class TemplateError(RunError):
     """The model's chat template failed."""
+
+
+def one_line(error: Exception) -> str:
+    """What an error of somebody else's says, or else its kind."""
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -26,6 +26,9 @@ logger = logging.getLogger("truedraw")
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 Logits: TypeAlias = npt.NDArray[np.floating[Any]]
+Int8s: TypeAlias = npt.NDArray[np.int8]
+Int16s: TypeAlias = npt.NDArray[np.int16]
+Int32s: TypeAlias = npt.NDArray[np.int32]
 
 BLOCK = 64
 """Token ids summed together, in eight lanes. The race draws between the same blocks (randomness.RACE_BLOCK)."""
@@ -61,6 +64,8 @@ def _powers() -> Probs:
 
 
 _POWERS = _powers()
+
+_ROWS = 128
 
 _CHUNK = 16384
 """Numbers that NumPy takes through all steps at a time: more leave the second-level cache."""
@@ -306,6 +311,37 @@ def _excess_loop(p: Probs, q: Probs, worth: float, left: Probs, sums: Probs) -> 
     _block_sums_loop(left, sums)
 
 
+# ---------------------------------------------------------------- products of integers
+
+
+def products(weights: Int8s, vectors: Int16s) -> Int32s:
+    """The integer matrix product, shape (b, n): of weights (n, m) and vectors (b, m).
+
+    Exact, and so the same bits whatever the order, while m x 127 x max |vectors| < 2^31. NumPy has no fast product of
+    integers: it takes float64, in which these are exact too, a hundred rows at a time.
+    """
+    sums = np.empty((len(vectors), len(weights)), np.int32)
+    if _loops is not None:
+        _loops.products(weights, vectors, sums)
+        return sums
+    floats = vectors.astype(np.float64)
+    for start in range(0, len(weights), _ROWS):
+        part = slice(start, start + _ROWS)
+        sums[:, part] = floats @ weights[part].T.astype(np.float64)
+    return sums
+
+
+def _products_loop(weights: Int8s, vectors: Int16s, sums: Int32s) -> None:
+    for i in range(weights.shape[0]):
+        row = weights[i]
+        for b in range(vectors.shape[0]):
+            vector = vectors[b]
+            sum_ = np.int32(0)
+            for j in range(row.shape[0]):
+                sum_ = np.int32(sum_ + np.int32(np.int32(row[j]) * np.int32(vector[j])))
+            sums[b, i] = sum_
+
+
 # ---------------------------------------------------------------- making the loops ready
 
 
@@ -316,6 +352,7 @@ class _Loops(NamedTuple):
     group_maxima: Any
     reaching: Any
     soften: Any
+    products: Any
 
 
 _ready: _Loops | None = None
@@ -372,6 +409,9 @@ def _compiled(say: Callable[[str], None]) -> _Loops:
     def row(dtype: Any) -> Any:
         return types.Array(dtype, 1, "C", readonly=True)
 
+    def table(dtype: Any) -> Any:
+        return types.Array(dtype, 2, "C", readonly=True)
+
     reals = (types.float32, types.float64)
     probs, ids, number, out = row(types.float64), row(types.int64), types.float64, types.float64[::1]
     signatures = _Loops(
@@ -381,6 +421,7 @@ def _compiled(say: Callable[[str], None]) -> _Loops:
         group_maxima=(_group_maxima_loop, [(row(real), real[::1]) for real in reals]),
         reaching=(_reaching_loop, [(row(real), row(real), real, types.int64[::1]) for real in reals]),
         soften=(_soften_loop, [(row(real), number, number, out) for real in reals]),
+        products=(_products_loop, [(table(types.int8), table(types.int16), types.int32[:, ::1])]),
     )
     loops, told = [], False
     for loop, each in signatures:

@@ -83,6 +83,18 @@ class Rows:
     hidden: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenMatrices:
+    """The embeddings of all tokens, and the matrix whose rows read out the state "final".
+
+    embedding  (vocab, width) float32
+    output     (vocab, width) float32, the same array where they are tied: logits are final @ output.T
+    """
+
+    embedding: npt.NDArray[np.float32]
+    output: npt.NDArray[np.float32]
+
+
 class ModelRunner(Protocol):
     """A causal language model with one KV cache per slot.
 
@@ -126,6 +138,13 @@ class ModelRunner(Protocol):
         """Make slot `target` hold the first `length` tokens of slot `source`, and nothing else.
 
         Raises RollbackUnsupported, or RunnerError if the source holds fewer tokens.
+        """
+        ...
+
+    def token_matrices(self) -> TokenMatrices:
+        """The embeddings of all tokens, and the matrix whose rows read out the state "final".
+
+        Raises RunnerError where the model has none that can be told.
         """
         ...
 
@@ -367,7 +386,8 @@ class Outcome:
     """What became of a proposal.
 
     tokens    emitted by the step, after the stop rule
-    hidden    the layers that the drafter asked for, a row after each token fed in the pass; a view
+    hidden    the layers that the drafter asked for, a row after the pending token and after each draft fed in the pass;
+              a view. Empty where the pass read much of a prompt, this one's or another's
     verdict   None: the step failed or the request was cancelled, and nothing was emitted
     tested    what it tells of acceptance by depth
     finished  the sequence has ended: forget it

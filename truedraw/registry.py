@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from truedraw import kernels, profile
 from truedraw.drafters.corpus import Corpus
-from truedraw.errors import ConversionError, InvalidParameter
+from truedraw.errors import ConversionError, IncompatibleModels, InvalidParameter, RunnerError
 from truedraw.protocols import Drafter, ModelRunner, Tokenizer
 from truedraw.verify import Rule, block, coupled, family, lossy, multidraft, token, traversal
 
@@ -37,9 +37,15 @@ LOSSY_RULES: dict[str, Callable[..., Rule]] = {
 MAX_F32_BYTES = 1_000_000_000
 """Larger models are not written out as f32 just to be compared with."""
 
-DRAFTERS = ("none", "suffix", "ngram", "model", "tree", "random")
-MODELS = "a path to a GGUF file, smollm2[:f32|bf16|q8_0|q4_0], hub:ORG/REPO[:FILE] or toy"
+DRAFTERS = ("none", "suffix", "ngram", "model", "tree", "mtp", "random")
+MODELS = (
+    "a path to a GGUF file, smollm2[:f32|bf16|q8_0|q4_0], hub:ORG/REPO[:FILE], toy, or, run by transformers, hf:FOLDER, "
+    "hf:FILE.gguf, hf:ORG/NAME or hf:smollm2 (@bf16 or @f32 may follow)"
+)
 
+
+TRANSFORMERS = "hf:"
+"""How the names of models begin that transformers runs."""
 
 Measure: TypeAlias = Callable[[], Callable[[int], float]]
 """Measures a model, and answers with the seconds of a pass by its size."""
@@ -58,6 +64,7 @@ class LoadOptions:
     kv_type     f16, bf16, f32 or q8_0
     kv_unified  one cache shared by all slots (ragged batches in one pass), or a stream for each
     flash_attention  as LlamaCppRunner has it
+    device      cpu, or cuda for models that transformers runs
     """
 
     context: int | None = None
@@ -68,6 +75,7 @@ class LoadOptions:
     kv_unified: bool = True
     clip_context: bool = False
     flash_attention: bool = True
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         for name in ("context", "slots", "threads", "threads_small"):
@@ -76,19 +84,29 @@ class LoadOptions:
                 raise InvalidParameter(name, value, "an integer >= 1")
         if self.kv_type not in ("f16", "bf16", "f32", "q8_0"):
             raise InvalidParameter("kv_type", self.kv_type, "f16, bf16, f32 or q8_0")
+        if self.device not in ("cpu", "cuda"):
+            raise InvalidParameter("device", self.device, "cpu or cuda")
+
+    def refuse_all_but(self, names: Collection[str], whose: str) -> None:
+        """Raises InvalidParameter if an option that is not among `names` was given."""
+        for default in fields(self):
+            if default.name not in names and getattr(self, default.name) != default.default:
+                raise InvalidParameter(default.name, getattr(self, default.name), f"{default.default} only, for {whose}")
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A loaded model.
 
-    path  the file it was loaded from; None: it was made up
+    path     the GGUF file that llama.cpp loaded it from; None: it was made up, or is transformers' own
+    machine  what the best number of threads depends on, by name; empty: nothing is kept
     """
 
     name: str
     runner: ModelRunner
     tokenizer: Tokenizer
     path: Path | None = None
+    machine: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_model(spec: str, options: LoadOptions, on_progress: Callable[[str], None] | None = None) -> Model:
@@ -99,28 +117,24 @@ def load_model(spec: str, options: LoadOptions, on_progress: Callable[[str], Non
     if spec == "toy":
         from truedraw.runners.toy import ByteTokenizer, ToyRunner, toy_language
 
-        plain = LoadOptions(context=options.context, slots=options.slots, clip_context=options.clip_context)
-        for name in ("threads", "threads_small", "kv_type", "kv_unified", "flash_attention"):
-            if getattr(options, name) != getattr(plain, name):
-                raise InvalidParameter(name, getattr(options, name), f"{getattr(plain, name)} only, for the toy model")
+        options.refuse_all_but(("context", "slots", "clip_context"), "the toy model")
         tokenizer = ByteTokenizer()
         runner = ToyRunner(toy_language(), tokenizer.vocab_size, num_slots=options.slots, max_length=options.context or 4096)
         return Model(spec, runner, tokenizer)
+    say = on_progress or (lambda message: None)
+    if spec.startswith(TRANSFORMERS):
+        return _load_transformers(spec, options, say)
+    options.refuse_all_but({option.name for option in fields(options)} - {"device"}, "models that llama.cpp runs")
     from truedraw.runners import gguf, llamacpp
 
-    say = on_progress or (lambda message: None)
     return _load_file(spec, gguf.locate(spec, llamacpp.quantise, say), options, say)
 
 
 def _load_file(name: str, path: Path, options: LoadOptions, say: Callable[[str], None]) -> Model:
     from truedraw.runners import llamacpp
 
-    if options.threads is None and options.threads_small is None:
-        choice, notice = profile.load_threads(llamacpp.machine(path))
-        if notice is not None:
-            say(notice)
-        if choice is not None:
-            options = replace(options, threads=choice.large, threads_small=choice.small)
+    machine = llamacpp.machine(path)
+    options = _with_kept_threads(options, machine, say)
     with kernels.warming(say):  # beside the load, once there is a file; a toy's vocabulary gains nothing
         llama = llamacpp.LlamaCppRunner(
             path,
@@ -133,24 +147,61 @@ def _load_file(name: str, path: Path, options: LoadOptions, say: Callable[[str],
             clip_context=options.clip_context,
             flash_attention=options.flash_attention,
         )
-    return Model(name, llama, llama.tokenizer, path)
+    return Model(name, llama, llama.tokenizer, path, machine)
+
+
+def _load_transformers(spec: str, options: LoadOptions, say: Callable[[str], None]) -> Model:
+    options.refuse_all_but(
+        ("context", "slots", "threads", "threads_small", "clip_context", "device"), "models that transformers runs"
+    )
+    from truedraw.runners import transformers, transformers_files
+
+    name, dtype = transformers_files.parse(spec.removeprefix(TRANSFORMERS))
+    with kernels.warming(say):
+        source, loaded, tokenizer = transformers_files.load(name, dtype, options.device, say)
+        weights = {**source.identity(), "weights": str(loaded.dtype).removeprefix("torch.")}
+        machine = {**weights, **transformers.machine(loaded.device)}
+        options = _with_kept_threads(options, machine, say)
+        runner = transformers.TransformersRunner(
+            loaded,
+            context=options.context,
+            num_slots=options.slots,
+            threads=options.threads,
+            threads_small=options.threads_small,
+            clip_context=options.clip_context,
+            identity=source.identity(),
+        )
+    return Model(spec, runner, tokenizer, machine=machine)
+
+
+def _with_kept_threads(options: LoadOptions, machine: Mapping[str, str], say: Callable[[str], None]) -> LoadOptions:
+    """With the threads that were found fastest here, unless some are asked for."""
+    if options.threads is not None or options.threads_small is not None:
+        return options
+    choice, notice = profile.load_threads(machine)
+    if notice is not None:
+        say(notice)
+    return options if choice is None else replace(options, threads=choice.large, threads_small=choice.small)
 
 
 def keep_threads(model: Model, choice: profile.ThreadChoice) -> None:
     """Let later loads of this model, whatever their other options, take these threads."""
-    if model.path is not None:
-        from truedraw.runners import llamacpp
-
-        profile.store_threads(choice, llamacpp.machine(model.path))
+    if model.machine:
+        profile.store_threads(choice, model.machine)
 
 
 @contextmanager
 def f32_twin(model: Model, options: LoadOptions, say: Callable[[str], None]) -> Iterator[Model]:
     """The very weights of `model` as f32 numbers, with an f32 KV cache and plain attention.
 
-    Where the file holds other weights, a copy lies in the cache directory for as long as this takes. Raises
-    ConversionError where there can be none: no file, a copy larger than MAX_F32_BYTES, no room for it.
+    Where llama.cpp's file holds other weights, a copy lies in the cache directory for as long as this takes; transformers
+    loads its own anew. Raises ConversionError where there can be none: no file, a copy larger than MAX_F32_BYTES, no
+    room for it.
     """
+    if model.name.startswith(TRANSFORMERS):
+        with _f32_transformers(model, options, say) as twin:
+            yield twin
+        return
     from truedraw.runners import gguf, llamacpp
 
     options = replace(options, kv_type="f32", flash_attention=False)
@@ -159,16 +210,32 @@ def f32_twin(model: Model, options: LoadOptions, say: Callable[[str], None]) -> 
     with ExitStack() as stack:
         path = model.path
         if not model.runner.has_f32_weights:
-            size = 4 * model.runner.num_parameters
-            if size > MAX_F32_BYTES:
-                raise ConversionError(
-                    f"{model.name} takes {size / 1e9:.1f} GB as f32, and at most {MAX_F32_BYTES / 1e9:g} GB are written"
-                )
-            say(f"writing {model.name} as f32, {size / 1e6:.0f} MB, for as long as rows are compared with it")
+            _check_f32_size(model.name, model.runner.num_parameters)
+            size = 4 * model.runner.num_parameters / 1e6
+            say(f"writing {model.name} as f32, {size:.0f} MB, for as long as rows are compared with it")
             path = stack.enter_context(gguf.as_f32(path, llamacpp.quantise))
         twin = _load_file(f"{model.name} as f32", path, options, say)
         stack.callback(twin.runner.close)
         yield twin
+
+
+@contextmanager
+def _f32_transformers(model: Model, options: LoadOptions, say: Callable[[str], None]) -> Iterator[Model]:
+    from truedraw.runners import transformers, transformers_files
+
+    assert isinstance(model.runner, transformers.TransformersRunner)
+    _check_f32_size(model.name, model.runner.num_parameters)
+    name, _ = transformers_files.parse(model.name.removeprefix(TRANSFORMERS))
+    twin = load_model(f"{TRANSFORMERS}{name}@f32", options, say)
+    try:
+        yield twin
+    finally:
+        twin.runner.close()
+
+
+def _check_f32_size(name: str, num_parameters: int) -> None:
+    if (size := 4 * num_parameters) > MAX_F32_BYTES:
+        raise ConversionError(f"{name} takes {size / 1e9:.1f} GB as f32, and at most {MAX_F32_BYTES / 1e9:g} GB are written")
 
 
 def check_takes_corpus(drafter: str) -> None:
@@ -184,6 +251,7 @@ class Made:
     measure  what passes of the draft model take, asked once it is known to fit
     corpus   what `suffix` copies from besides
     kept     and of each owner what it alone may copy from
+    mtp_modules  the file that `mtp` drafts with; None: the one that is shipped for the demo model
     """
 
     target: Model
@@ -191,6 +259,7 @@ class Made:
     measure: Measure | None = None
     corpus: Corpus | None = None
     kept: Mapping[str, Corpus] = field(default_factory=dict)
+    mtp_modules: Path | None = None
     drafters: dict[str, Drafter] = field(default_factory=dict)
 
 
@@ -234,7 +303,31 @@ def _new_drafter(name: str, made: Made) -> Drafter:
             check_same_vocabulary(made.target.tokenizer, made.draft.tokenizer)
             width, pass_seconds = 2 if name == "tree" else 1, None if made.measure is None else made.measure()
             return ModelDrafter(made.draft.runner, vocab_size, width=width, pass_seconds=pass_seconds)
+        case "mtp":
+            return _mtp_drafter(made)
     raise InvalidParameter("drafter", name, f"auto, {', '.join(DRAFTERS)}, or several of them joined by +")
+
+
+def _mtp_drafter(made: Made) -> Drafter:
+    """Raises UsageError where the modules do not fit the target, or where the target tells too little of itself."""
+    from truedraw.drafters import mtp, mtp_modules
+
+    runner, name = made.target.runner, made.target.name
+    if "final" not in runner.hidden_layers:
+        raise IncompatibleModels(f"the runner of {name} hands out no final hidden states, which mtp reads: take another drafter")
+    weights = mtp_modules.load(made.mtp_modules or mtp_modules.SHIPPED)
+    try:
+        matrices = runner.token_matrices()
+    except RunnerError as error:
+        raise IncompatibleModels(f"mtp needs the embeddings and the output matrix of {name}: {error}") from error
+    mtp_modules.check_fits(weights, matrices, name)
+    return mtp.MtpDrafter(mtp_modules.MtpModule(weights, matrices))
+
+
+def check_takes_modules(drafter: str) -> None:
+    """Raises InvalidParameter if no part of that drafter reads MTP modules."""
+    if "mtp" not in drafter.split("+"):
+        raise InvalidParameter("drafter", drafter, "mtp, or names joined by + with mtp among them, where MTP modules are given")
 
 
 def find_rule(name: str, *, allow_lossy: bool = False) -> Rule:

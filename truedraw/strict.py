@@ -10,7 +10,7 @@ from truedraw import calibrate
 from truedraw.agreement import MARGIN, Agreement, Comparison, decode, real_text, size_classes
 from truedraw.errors import IncompatibleModels, InvalidParameter
 from truedraw.protocols import ModelRunner
-from truedraw.registry import LoadOptions, Model, load_model
+from truedraw.registry import TRANSFORMERS, LoadOptions, Model, load_model
 from truedraw.types import TokenArray
 
 SIZES = (1, 2, 3, 4, 6, 8, 16, 32)
@@ -19,15 +19,16 @@ CACHED = 1100
 
 
 def load(spec: str, options: LoadOptions, say: Callable[[str], None]) -> Model:
-    """Load `spec` with a bf16 KV cache and a stream for each slot, and keep it only if its rows are the same
-    for every pass size and prompt chunk tried.
+    """Load `spec` with a bf16 KV cache and a stream for each slot (as it is where transformers runs it), and keep it
+    only if its rows are the same for every pass size and prompt chunk tried.
 
     `say` is told the price: plain passes against the fastest configuration. Raises IncompatibleModels,
     with the measured TV, where rows differ.
     """
     if options.kv_type not in ("f16", "bf16"):
         raise InvalidParameter("kv_type", options.kv_type, "bf16, which --strict takes by itself: leave it out")
-    model = load_model(spec, replace(options, kv_type="bf16", kv_unified=False), say)
+    has_choice = not spec.startswith(TRANSFORMERS)
+    model = load_model(spec, replace(options, kv_type="bf16", kv_unified=False) if has_choice else options, say)
     runner = model.runner
     if not runner.identity:
         return model  # a toy: its rows are what its function says
@@ -41,9 +42,10 @@ def load(spec: str, options: LoadOptions, say: Callable[[str], None]) -> Model:
         told = _compare(runner, real_text(model.tokenizer, cached + MARGIN), cached)
         size, worst = max(told, key=lambda one: one[1].max_tv)
         if not all(agreement.identical for _, agreement in told):
+            instead = "q8_0 or q4_0 weights" if has_choice else "a GGUF file with q8_0 or q4_0 weights, without hf:"
             raise IncompatibleModels(
                 f"no configuration of {spec} has bit-identical rows here: passes of {size} tokens differ from single ones "
-                f"by a TV of {worst.mean_tv:.2%}, at most {worst.max_tv:.2%}: take q8_0 or q4_0 weights, or no --strict"
+                f"by a TV of {worst.mean_tv:.2%}, at most {worst.max_tv:.2%}: take {instead}, or no --strict"
             )
         say(_price(spec, options, model, cached, say))
     except BaseException:

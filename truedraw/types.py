@@ -205,7 +205,8 @@ class SparseRows:
             self, "probs", tuple(probabilities(row, f"draft row at index {i}") for i, row in enumerate(self.probs))
         )
         for ids, probs in zip(self.ids, self.probs, strict=True):
-            if len(ids) != len(probs) or len(np.unique(ids)) != len(ids):
+            ascending = bool((ids[1:] > ids[:-1]).all())  # then they are distinct
+            if len(ids) != len(probs) or not (ascending or len(np.unique(ids)) == len(ids)):
                 raise ProposalError("a sparse row needs distinct token ids, one for each probability")
 
     @property

@@ -49,6 +49,7 @@ def audit_model(
     draft_length: opt.DraftLength = "auto",
     corpus: opt.CorpusPaths = None,
     corpus_size: opt.CorpusSize = None,
+    mtp_modules: opt.MtpModules = None,
     rule: opt.RuleName = "auto",
     allow_lossy: opt.AllowLossy = False,
     temperature: opt.Temperature = 1.0,
@@ -66,6 +67,7 @@ def audit_model(
     slots: Annotated[int, typer.Option(help="Sequences at a time.")] = 4,
     threads: opt.Threads = None,
     kv_type: opt.KvType = "f16",
+    device: opt.Device = "cpu",
     strict: opt.Strict = False,
 ) -> int:
     """Prove it on your pair: every token that the engine emits against the row it was drawn from."""
@@ -83,8 +85,9 @@ def audit_model(
     asked = ModelAudit(params, alpha, detect, max_tokens_total, max_tokens, seed_used)
     with opt.load_engine(
         model, drafter=drafter, draft_model=draft_model, draft_length=draft_length, corpus=corpus, corpus_size=corpus_size,
+        mtp_modules=mtp_modules,
         corpus_learning=False, rule=rule, allow_lossy=allow_lossy, context=context, slots=slots, threads=threads, kv_type=kv_type,
-        strict=strict,
+        device=device, strict=strict,
     ) as engine:  # fmt: skip
         texts = _prompts(engine, prompts, raw=raw)
         _announce(asked)

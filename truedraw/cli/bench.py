@@ -35,6 +35,7 @@ def bench(
     draft_length: opt.DraftLength = "auto",
     corpus: opt.CorpusPaths = None,
     corpus_size: opt.CorpusSize = None,
+    mtp_modules: opt.MtpModules = None,
     rule: opt.RuleName = "auto",
     allow_lossy: opt.AllowLossy = False,
     max_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 160,
@@ -44,6 +45,7 @@ def bench(
     context: opt.Context = 2048,
     threads: opt.Threads = None,
     kv_type: opt.KvType = "f16",
+    device: opt.Device = "cpu",
     strict: opt.Strict = False,
     repeats: Annotated[int, typer.Option(help="Rounds at most; fewer where the interval is narrow.")] = 10,
     seconds: Annotated[float, typer.Option(help="For each workload at most.")] = 60.0,
@@ -63,8 +65,9 @@ def bench(
     done: dict[str, Workload] = {}
     with opt.load_engine(
         model, drafter=drafter, draft_model=draft_model, draft_length=draft_length, rule=rule, allow_lossy=allow_lossy,
-        context=context, slots=concurrency, threads=threads, kv_type=kv_type, strict=strict, corpus=corpus,
-        corpus_size=corpus_size, corpus_learning=False,  # else the second round would copy the answers of the first
+        context=context, slots=concurrency, threads=threads, kv_type=kv_type, device=device, strict=strict, corpus=corpus,
+        corpus_size=corpus_size, mtp_modules=mtp_modules,
+        corpus_learning=False,  # else the second round would copy the answers of the first
     ) as engine:  # fmt: skip
         _warm_up(engine, next(iter(found.values()))[0], params)
         with Progress(console=stderr_console(), transient=True) as progress:
@@ -129,7 +132,7 @@ def _machine(model: str) -> dict[str, Any]:
         except PackageNotFoundError:
             return None
 
-    packages = ("truedraw", "numpy", "llama-cpp-python")
+    packages = ("truedraw", "numpy", "llama-cpp-python", "torch", "transformers")
     return {
         "model": model,
         "processor": platform.processor() or platform.machine(),

@@ -18,6 +18,7 @@ def chat(
     draft_length: opt.DraftLength = "auto",
     corpus: opt.CorpusPaths = None,
     corpus_size: opt.CorpusSize = None,
+    mtp_modules: opt.MtpModules = None,
     rule: opt.RuleName = "auto",
     allow_lossy: opt.AllowLossy = False,
     temperature: opt.Temperature = 1.0,
@@ -38,6 +39,7 @@ def chat(
     context: opt.Context = None,
     threads: opt.Threads = None,
     kv_type: opt.KvType = "f16",
+    device: opt.Device = "cpu",
     strict: opt.Strict = False,
 ) -> int:
     """Talk to a model. /reset starts anew, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
@@ -52,12 +54,14 @@ def chat(
         draft_length=draft_length,
         corpus=corpus,
         corpus_size=corpus_size,
+        mtp_modules=mtp_modules,
         rule=rule,
         allow_lossy=allow_lossy,
         context=context,
         slots=1,
         threads=threads,
         kv_type=kv_type,
+        device=device,
         strict=strict,
     ) as engine:
         if engine.model.tokenizer.chat_template is None:

@@ -22,6 +22,7 @@ from truedraw.cli.plan import plan
 from truedraw.cli.profile import profile
 from truedraw.cli.prove import prove
 from truedraw.cli.serve import serve
+from truedraw.cli.train import train_app
 from truedraw.errors import TruedrawError, UsageError
 
 # Typer 0.29 carries Click inside, earlier ones import it: either way this is the base of its usage errors
@@ -44,6 +45,7 @@ app.command()(bench)
 app.command()(profile)
 app.command()(load)
 app.add_typer(audit_app, name="audit")
+app.add_typer(train_app, name="train")
 
 
 def main() -> None:

@@ -35,11 +35,14 @@ Strict = Annotated[
     bool, _option(_LOADING, "Only with rows that are bit-identical for every pass; told at what price.", "--strict")
 ]
 KvType = Annotated[str, _option(_LOADING, "KV cache: f16, bf16, f32 or q8_0.")]
+Device = Annotated[str, _option(_LOADING, "Where hf: models run: cpu or cuda.")]
 
 DraftModel = Annotated[str | None, _option(_SPECULATION, "A smaller model with the same vocabulary.")]
 DrafterName = Annotated[
     str,
-    _option(_SPECULATION, "auto, none, suffix, ngram, model, tree (two candidates; toy model) or random; several joined by +."),
+    _option(
+        _SPECULATION, "auto, none, suffix, ngram, model, tree (two candidates; toy model), mtp or random; several joined by +."
+    ),
 ]
 DraftLength = Annotated[str, _option(_SPECULATION, "Tokens to draft per step, or auto.")]
 CorpusPaths = Annotated[
@@ -52,6 +55,10 @@ CorpusPaths = Annotated[
     ),
 ]
 CorpusSize = Annotated[int | None, _option(_SPECULATION, f"Tokens of the corpus at most; default: {LIMIT:,}.")]
+MtpModules = Annotated[
+    str | None,
+    _option(_SPECULATION, "Modules of truedraw train mtp; default: those shipped for the demo model.", "--mtp-modules"),
+]
 RuleName = Annotated[
     str,
     _option(
@@ -141,10 +148,12 @@ def load_engine(
     slots: int,
     threads: int | None,
     kv_type: str,
+    device: str,
     strict: bool = False,
     corpus: list[str] | None = None,
     corpus_size: int | None = None,
     corpus_learning: bool = True,
+    mtp_modules: str | None = None,
     owners: Sequence[str] = (),
     choice: bool = False,
 ) -> Engine:
@@ -165,12 +174,14 @@ def load_engine(
             draft_model=draft_model,
             draft_length=length,
             corpus=_sources(corpus, corpus_size, corpus_learning),
+            mtp_modules=mtp_modules,
             rule=rule,
             allow_lossy=allow_lossy,
             context=context,
             slots=slots,
             threads=threads,
             kv_type=kv_type,
+            device=device,
             strict=strict,
             on_progress=progress.say,
         )

@@ -36,6 +36,7 @@ def profile(
         int | None, typer.Option(help="Default: the fastest, measured, and kept for later runs.", rich_help_panel="Model")
     ] = None,
     kv_type: opt.KvType = "f16",
+    device: opt.Device = "cpu",
     seconds: Annotated[float, typer.Option(help="For each length and number of sequences.")] = 4.0,
     histories: Annotated[bool, typer.Option(help="Also compare prompt chunks and KV types.")] = True,
     save: Annotated[str | None, typer.Option(help="A picture: FILE.png or FILE.svg.", metavar="FILE")] = None,
@@ -44,7 +45,9 @@ def profile(
     """Measure seconds per pass by size, cached length and sequences, choose threads, and compare rows."""
     if save is not None:
         check_picture(save)
-    options = LoadOptions(context=LENGTHS[-1] + 100, slots=max(SEQUENCES), threads=threads, kv_type=kv_type, clip_context=True)
+    options = LoadOptions(
+        context=LENGTHS[-1] + 100, slots=max(SEQUENCES), threads=threads, kv_type=kv_type, clip_context=True, device=device
+    )
     with Progress() as spinner:
         loaded = load_model(model, options, spinner.say)
     try:

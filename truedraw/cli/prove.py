@@ -18,6 +18,7 @@ from truedraw.cli.output import stderr_console, stdout_console
 
 if TYPE_CHECKING:
     from truedraw.prove.certificates import DriftReport, RuleReport
+    from truedraw.prove.tensors import TensorReport
 
 PROVES = (
     "Exact on these finite problems, through the shipped code and keys, given ideal uniforms: no proof for every vocabulary, "
@@ -49,13 +50,16 @@ class Planted:
 class _Findings:
     rules: list[RuleReport]
     lossy: list[DriftReport]
+    tensors: list[TensorReport]
     checks: list[Check]
     mutants: list[Planted]
+    not_run: list[str]
 
     @property
     def ok(self) -> bool:
         return (
             all(rule.exact for rule in self.rules)
+            and all(rule.exact for rule in self.tensors)
             and all(rule.honest for rule in self.lossy)
             and all(check.passed for check in self.checks)
             and all(mutant.caught for mutant in self.mutants)
@@ -65,7 +69,7 @@ class _Findings:
 def prove(as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False) -> int:
     """Certify the shipped rules exactly, and show that planted faults are caught."""
     logging.getLogger("truedraw").setLevel(logging.ERROR)  # rounding events are visited on purpose
-    found = _Findings([], [], [], [])
+    found = _Findings([], [], [], [], [], [])
     with Progress(console=stderr_console(), transient=True) as progress:
         task = progress.add_task("proving", total=_num_steps())
         for told in _work(found):
@@ -80,13 +84,14 @@ def prove(as_json: Annotated[bool, typer.Option("--json", help="One JSON object 
 def _num_steps() -> int:
     from truedraw.prove.certificates import LOSSY, enumerated_rules
     from truedraw.prove.mutants import mutants
+    from truedraw.prove.tensors import RULES
 
-    return len(enumerated_rules()) + 1 + len(LOSSY) + 4 + len(mutants())
+    return len(enumerated_rules()) + 1 + len(LOSSY) + len(RULES) + 4 + len(mutants())
 
 
 def _work(found: _Findings) -> Iterator[str]:
     """Fills `found`, and names what has been done."""
-    from truedraw.prove import engine_check, engine_law, keys, shaping
+    from truedraw.prove import engine_check, engine_law, keys, shaping, tensors
     from truedraw.prove.certificates import LOSSY, coupled_report, drift_report, enumerated_rules, report
     from truedraw.prove.mutants import mutants, worst_engine_law
 
@@ -99,6 +104,12 @@ def _work(found: _Findings) -> Iterator[str]:
     for name, rule in LOSSY.items():
         found.lossy.append(drift_report(name, rule))
         yield name
+    if not tensors.available():
+        found.not_run.append("rules on tensors: torch is not installed")
+    for name in tensors.RULES:
+        if tensors.available():
+            found.tensors.append(tensors.report(name))
+        yield f"{name} on tensors"
     law = worst_engine_law()
     passed = f"TV 0 in {len(engine_law.settings())} settings, batches and a watchful policy included"
     found.checks.append(Check("engine law", law is None, passed if law is None else law.told))
@@ -125,6 +136,17 @@ def _json(found: _Findings) -> dict[str, object]:
             for rule in found.rules
         ],
         "lossy": [asdict(rule) for rule in found.lossy],
+        "tensors": [
+            {
+                "name": rule.name,
+                "problems": rule.problems,
+                "questions": rule.questions,
+                "max_tv": None if rule.max_tv is None else float(rule.max_tv),
+                "exact": rule.exact,
+            }
+            for rule in found.tensors
+        ],
+        "not_run": found.not_run,
         "checks": [asdict(check) for check in found.checks],
         "mutants": [asdict(mutant) for mutant in found.mutants],
         "ok": found.ok,
@@ -143,6 +165,13 @@ def _print(found: _Findings) -> None:
     for lossy in found.lossy:
         verdict = "lossy, and says so" if lossy.honest else f"[red]REPORTS WRONGLY[/] by {lossy.largest_error:.2g}"
         table.add_row(lossy.name, str(lossy.problems), f"{lossy.largest_tv:.3g}", verdict)
+    for tensors in found.tensors:
+        verdict = "exact" if tensors.exact else f"[red]NOT EXACT[/] {escape(tensors.worst)}"
+        tv = "" if tensors.max_tv is None else _tv(tensors.max_tv)
+        table.add_row(f"{tensors.name}, on tensors", str(tensors.problems), tv, verdict)
+    for group in found.not_run:
+        name, _, reason = group.partition(": ")
+        table.add_row(name, "", "", f"not run: {reason}")
     for check in found.checks:
         table.add_row(check.name, "", "", "passed" if check.passed else f"[red]FAILED[/] {escape(check.evidence)}")
     table.add_row()
@@ -152,9 +181,9 @@ def _print(found: _Findings) -> None:
         table.add_row(mutant.name, "", tv, "caught" if mutant.caught else "[red]NOT CAUGHT[/]")
     stdout_console().print(table)
     caught = sum(mutant.caught for mutant in found.mutants)
-    exact = sum(rule.exact for rule in found.rules)
+    exact = [*(rule.exact for rule in found.rules), *(rule.exact for rule in found.tensors)]
     verdict = "ok" if found.ok else "FAILED"
-    print(f"{verdict}: {exact} of {len(found.rules)} rules exact, {caught} of {len(found.mutants)} planted faults caught")
+    print(f"{verdict}: {sum(exact)} of {len(exact)} rules exact, {caught} of {len(found.mutants)} planted faults caught")
     print(PROVES)
 
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from truedraw.acceptance import Acceptance
 from truedraw.cache import CachedModel, TokenBuffer
+from truedraw.drafters.drawing import advanced, drafting_stops_early, row_statistics
 from truedraw.errors import IncompatibleModels, InvalidParameter
-from truedraw.protocols import Constraint, Drafter, DraftRequest, Forecast, ModelRunner, Outcome, RowStatistics, Tokenizer
+from truedraw.protocols import Constraint, Drafter, DraftRequest, Forecast, ModelRunner, Outcome, Tokenizer
 from truedraw.sampling import draw_draft, shape, shared_candidates
 from truedraw.types import DenseRows, Probs, Proposal, TokenArray
 from truedraw.verify.multidraft import Drawing, draw_candidates
-
-logger = logging.getLogger("truedraw")
 
 _CATCH_UP = 4  # tokens that a draft's pass may have to read besides
 _READ_AT_ONCE = 256
@@ -160,7 +157,7 @@ class _Draft:
         self._parents: list[int] = []
         self.tips: list[_Tip] = []
         if num_drafts > 0:
-            with _drafting_stops_early():
+            with drafting_stops_early():
                 self.tips.append(_Tip(-1, 0, None if request.constraint is None else request.constraint.fork()))
 
     @property
@@ -177,7 +174,7 @@ class _Draft:
         first, tips = self.tips[0].node, self.tips
         self.tips = []
         for tip in tips:
-            with _drafting_stops_early():
+            with drafting_stops_early():
                 self._grow(tip, logits[tip.node - first])
 
     def _grow(self, tip: _Tip, logits: Probs) -> None:
@@ -203,8 +200,8 @@ class _Draft:
         self.context.extend(tokens)
         for node, token in enumerate(tokens, start):
             if token not in request.stop_ids and len(self._tokens) < self._num_drafts:
-                with _drafting_stops_early():
-                    self.tips.append(_Tip(node, tip.depth + 1, _advanced(tip.constraint, token)))
+                with drafting_stops_early():
+                    self.tips.append(_Tip(node, tip.depth + 1, advanced(tip.constraint, token)))
 
     def _draw(self, row: Probs, tip: _Tip, count: int) -> tuple[list[int], list[Probs]]:
         noise = self.request.noise
@@ -227,31 +224,6 @@ class _Draft:
 
     def proposal(self) -> Proposal:
         return Proposal(tuple(self._tokens), DenseRows(tuple(self._rows)), tuple(self._parents) if self._width > 1 else None)
-
-
-def _advanced(constraint: Constraint | None, token: int) -> Constraint | None:
-    if constraint is None:
-        return None
-    ahead = constraint.fork()
-    ahead.advance(token)
-    return ahead
-
-
-@contextlib.contextmanager
-def _drafting_stops_early() -> Iterator[None]:
-    """A row that is no law, or a constraint that fails (it is the user's code): nothing is drafted
-    there, and the verification that meets the same failure ends its own request with it."""
-    try:
-        yield
-    except Exception as error:
-        logger.warning("drafting stops early: %s", error)
-
-
-def row_statistics(row: Probs, depth: int) -> RowStatistics:
-    """What a policy may see of a q row, shape (vocab,), before a token is drawn from it."""
-    top = np.partition(row, len(row) - 2)[-2:] if len(row) > 1 else np.array([0.0, 1.0])
-    positive = row[row > 0]
-    return RowStatistics(depth, float(-(positive * np.log(positive)).sum()), float(top[1]), float(top[1] - top[0]))
 
 
 def check_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from truedraw.drafters.model import row_statistics
+from truedraw.drafters.drawing import row_statistics
 from truedraw.protocols import RowStatistics, StepNoise
 from truedraw.prove.exact import Context, Draft, Problem
 from truedraw.sampling import draw_draft

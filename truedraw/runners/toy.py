@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from truedraw.errors import RollbackUnsupported, RunnerError
-from truedraw.protocols import Chunk, Rows
+from truedraw.protocols import Chunk, Rows, TokenMatrices
 
 Logits = npt.NDArray[np.float64]
 NextLogits = Callable[[tuple[int, ...]], npt.ArrayLike]
@@ -101,6 +101,9 @@ class ToyRunner:
         if length > len(cells) or length < 0:
             raise RunnerError(f"a copy of {length} tokens of slot {source}: it holds {len(cells)}")
         self._cells[target] = cells[:length]
+
+    def token_matrices(self) -> TokenMatrices:
+        raise RunnerError("a toy model is a function of the context: it has no embeddings and no output matrix")
 
     def close(self) -> None:
         self._cells = [[] for _ in range(self.num_slots)]

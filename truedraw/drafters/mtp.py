@@ -1,0 +1,224 @@
+"""Multi-token prediction: a small module that reads the target's own hidden states (mtp_modules.py), with an honest q."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from truedraw.acceptance import Acceptance
+from truedraw.cache import TokenBuffer
+from truedraw.drafters.drawing import advanced, drafting_stops_early, draw_trimmed, row_statistics, trimmed_law
+from truedraw.drafters.mtp_modules import EntryCache, Floats, MtpModule
+from truedraw.protocols import Constraint, Drafter, DraftRequest, Forecast, Outcome
+from truedraw.types import Probs, Proposal, SamplingParams, SparseRows
+
+MOST_UNREAD = 64
+"""Entries that are kept for a text whose drafts do not pay; what is older is not read any more when they do."""
+
+PRIOR = 0.5
+"""Acceptance of a draft before anything was seen."""
+
+
+class MtpDrafter(Drafter):
+    """Draws each draft token from the module's own law over its trimmed vocabulary, shaped as the target's is.
+
+    module       of this target
+    draft_params  how drafts are sampled, where not as the request is; greedy requests have greedy drafts
+    seconds      what a draft is taken to cost until some have been timed
+
+    A text is known from its answer's first token on, by the states that came with the passes: what stands before that is
+    in these states already. Nothing outlives its text, so nothing of one owner reaches another. A slot holds the keys and
+    values of two windows, and MOST_UNREAD states.
+    """
+
+    samples = True
+    forecasts = True
+    hidden = ("final",)
+
+    def __init__(
+        self,
+        module: MtpModule,
+        *,
+        draft_params: SamplingParams | None = None,
+        seconds: float = 0.002,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._module = module
+        self._draft_params = draft_params
+        self._clock = clock
+        self._seconds = seconds
+        self._timed = False
+        self._acceptance = Acceptance(PRIOR)
+        self._texts: dict[int, _Text] = {}  # by slot
+        self._asked: set[int] = set()
+
+    # ------------------------------------------------------------ what the target tells
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Take in the states that came with the pass: entry i is the state after token i and the token behind it."""
+        for outcome in outcomes:
+            if outcome.sequence in self._asked:
+                self._acceptance.observe(outcome.sequence, outcome.tested)
+            text = self._texts.get(outcome.slot)
+            if text is not None and text.sequence != outcome.sequence:
+                text = None
+            if outcome.finished or outcome.verdict is None:
+                if text is not None:
+                    del self._texts[outcome.slot]
+                continue
+            if text is None:
+                text = self._texts[outcome.slot] = _Text(outcome.sequence, EntryCache(self._module.shape))
+            states = outcome.hidden.get("final")
+            if states is None or not outcome.proposal.is_chain or len(states) < len(outcome.tokens):
+                text.add(None, outcome.tokens)
+            else:
+                text.add(_floats(states)[: len(outcome.tokens)], outcome.tokens)
+        self._asked.clear()
+
+    def _text(self, request: DraftRequest) -> _Text | None:
+        """What is known of the request's text; None: nothing that ends where the text does."""
+        text = self._texts.get(request.slot)
+        if text is None or text.sequence != request.sequence or not text.known:
+            return None
+        emitted = text.emitted.array
+        return text if np.array_equal(request.context[len(request.context) - len(emitted) :], emitted) else None
+
+    # ------------------------------------------------------------ drafting
+
+    def forecast(self, requests: Sequence[DraftRequest]) -> list[Forecast | None]:
+        """See Drafter: by acceptance so far, and by what a draft took."""
+        return [self._forecast(request, self._text(request)) for request in requests]
+
+    def _forecast(self, request: DraftRequest, text: _Text | None) -> Forecast:
+        if text is None:
+            return Forecast(())
+        return Forecast(self._acceptance.survival(request.sequence, request.max_draft), self._seconds)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        drafts = [_Draft(request, self._draft_params) for request in requests]
+        active: list[tuple[_Draft, _Text]] = []
+        for draft, request in zip(drafts, requests, strict=True):
+            text = self._text(request)
+            number = min(request.max_draft, request.worth(self._forecast(request, text)).length)
+            if text is not None and draft.begin(number):
+                active.append((draft, text))
+        self._asked = {draft.request.sequence for draft, _ in active}
+        if active:
+            self._extend(active)
+        return [draft.proposal() for draft in drafts]
+
+    def _extend(self, active: list[tuple[_Draft, _Text]]) -> None:
+        """All drafts level by level. What they put into the caches leaves them again, the entry that they begin with too."""
+        module = self._module
+        for _, text in active:
+            text.read(module)
+        behind = [(text, text.cache.position) for _, text in active]
+        states = np.stack([text.states[-1] for _, text in active])
+        tokens = np.array([text.tokens[-1] for _, text in active])
+        try:
+            while active:
+                started = self._clock()
+                states = module.step(states, tokens, [text.cache for _, text in active])
+                rows = module.logits(states)
+                going = [draft.extend(module, row) for (draft, _), row in zip(active, rows, strict=True)]
+                self._time(self._clock() - started)
+                active = [pair for pair, goes in zip(active, going, strict=True) if goes]
+                states = states[np.array(going)]
+                tokens = np.array([draft.tokens[-1] for draft, _ in active], dtype=np.int64)
+        finally:
+            for text, position in behind:
+                text.cache.truncate(position)
+
+    def _time(self, seconds: float) -> None:
+        self._seconds = 0.9 * self._seconds + 0.1 * seconds if self._timed else seconds
+        self._timed = True
+
+
+@dataclass(slots=True)
+class _Text:
+    """What is known of one text.
+
+    emitted  its tokens since it is known
+    known    the state that its last token was drawn behind has come; a gap before that is passed over
+    states, tokens  of the entries that are not in the cache yet, the newest of them
+    """
+
+    sequence: int
+    cache: EntryCache
+    emitted: TokenBuffer = field(default_factory=TokenBuffer)
+    known: bool = False
+    states: list[Floats] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    def add(self, states: Floats | None, tokens: Sequence[int]) -> None:
+        self.emitted.extend(tokens)
+        self.known = states is not None
+        if states is None:
+            return
+        self.states = [*self.states, *states][-MOST_UNREAD:]
+        self.tokens = [*self.tokens, *tokens][-MOST_UNREAD:]
+
+    def read(self, module: MtpModule) -> None:
+        """All entries but the newest go into the cache."""
+        if len(self.tokens) > 1:
+            module.remember(np.stack(self.states[:-1]), np.array(self.tokens[:-1]), self.cache)
+            del self.states[:-1], self.tokens[:-1]
+
+
+class _Draft:
+    """One proposal while it grows."""
+
+    def __init__(self, request: DraftRequest, draft_params: SamplingParams | None) -> None:
+        self.request = request
+        own = draft_params is not None and request.params.temperature > 0
+        self._params = draft_params if own and draft_params is not None else request.params
+        self.tokens: list[int] = []
+        self._ids: list[Any] = []
+        self._probs: list[Probs] = []
+        self._context = TokenBuffer(request.context)
+        self._constraint: Constraint | None = None
+        self._number = 0
+
+    def begin(self, number: int) -> bool:
+        """Whether there is anything to draw."""
+        if number > 0:
+            with drafting_stops_early():
+                self._constraint = None if self.request.constraint is None else self.request.constraint.fork()
+                self._number = number
+        return self._number > 0
+
+    def extend(self, module: MtpModule, logits: Floats) -> bool:
+        """Draw the next token from its row, (trimmed vocab,); says whether another one may follow."""
+        request, index = self.request, len(self.tokens)
+        with drafting_stops_early():
+            mask = None if self._constraint is None else self._constraint.mask()
+            row = trimmed_law(
+                logits, module.draft_ids, module.shape.vocab_size, request, self._params, self._context.array, mask
+            )  # fmt: skip
+            probs = row.weights * row.share
+            probs.flags.writeable = False
+            if not request.more(row_statistics(probs, index + 1)):
+                return False
+            token = draw_trimmed(row, probs, request.noise, index, coupled=request.coupled)
+            self.tokens.append(token)
+            self._ids.append(row.ids)
+            self._probs.append(probs)
+            self._context.extend([token])
+            if token not in request.stop_ids and len(self.tokens) < self._number:
+                self._constraint = advanced(self._constraint, token)
+                return True
+        return False
+
+    def proposal(self) -> Proposal:
+        return Proposal(tuple(self.tokens), SparseRows(tuple(self._ids), tuple(self._probs)))
+
+
+def _floats(states: Any) -> Floats:
+    """States as the runner hands them out, an array or a tensor, as a copy of its own."""
+    if hasattr(states, "detach"):
+        states = states.detach().float().cpu().numpy()
+    return np.array(states, dtype=np.float32)

@@ -1,0 +1,114 @@
+"""A target's own answers to made-up prompts: the data that modules learn from (self-distillation)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from truedraw import kernels
+from truedraw.cache import CachedModel, TokenBuffer
+from truedraw.errors import PromptError
+from truedraw.registry import Model
+from truedraw.sampling import inverse_cdf
+from truedraw.text.prompt import encode_prompt
+from truedraw.train import prompts
+from truedraw.train.store import Answer
+from truedraw.types import Probs
+
+LONGEST = 192
+"""Tokens of an answer; the shortest limit is a third of it, so that beginnings weigh as much as they do in use."""
+
+GREEDY_SHARE = 0.15
+"""Of the answers that are greedy: others are sampled at temperature 1. Greedy texts loop, and loops are quickly learned."""
+
+HELD_OUT_SHARE = 0.06
+_STREAM = 7  # keeps an answer's draws apart from what its prompt was made of
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """One answer while it is made."""
+
+    prompt: int
+    asked: prompts.TrainingPrompt
+    held_out: bool
+    greedy: bool
+    context: TokenBuffer
+    limit: int
+    generator: np.random.Generator
+    states: list[np.ndarray] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+
+    def answer(self) -> Answer:
+        tokens, norms = np.array(self.tokens, np.int32), np.array(self.norms, np.float32)
+        return Answer(self.prompt, self.asked.kind, self.held_out, np.stack(self.states), tokens, norms)
+
+
+def is_held_out(index: int) -> bool:
+    """Whether prompt `index` is: one in 1 / HELD_OUT_SHARE."""
+    return index % round(1 / HELD_OUT_SHARE) == 1
+
+
+def answers(model: Model, seed: int, first: int, mass: Probs) -> Iterator[Answer]:
+    """The answers to prompts `first`, `first + 1`, ... of a seed, as they are done, without end.
+
+    All slots of the runner answer at a time. Each text depends on its own prompt and draws alone, as far as the rows do.
+    mass: (vocab,), to which every row is added. Raises what the runner raises.
+    """
+    runner, tokenizer = model.runner, model.tokenizer
+    target = CachedModel(runner)
+    running: dict[int, _Running] = {}
+    index = first
+    while True:
+        for slot in range(runner.num_slots):
+            while slot not in running:
+                made = _begin(model, seed, index)
+                index += 1
+                if made is not None:
+                    target.adopt(slot, made.context.array[:-1])
+                    target.logits([(slot, made.context.array[:-1])], [0])
+                    running[slot] = made
+        slots = list(running)
+        rows = target.logits(
+            [(slot, running[slot].context.array) for slot in slots], [1] * len(slots), hidden=[("final",)] * len(slots)
+        )
+        for slot, row in zip(slots, rows, strict=True):
+            text = running[slot]
+            token = _draw(np.asarray(row.logits[0]), np.asarray(row.hidden["final"][0]), text, mass)
+            text.context.extend([token])
+            if token in tokenizer.eos_ids or len(text.tokens) == text.limit or len(text.context) >= runner.max_length:
+                yield running.pop(slot).answer()
+
+
+def _begin(model: Model, seed: int, index: int) -> _Running | None:
+    """None for a prompt that does not fit."""
+    held_out = is_held_out(index)
+    generator = np.random.default_rng((seed, index, _STREAM))
+    asked = prompts.make(seed, index, held_out=held_out, chat=model.tokenizer.chat_template is not None)
+    limit = int(generator.integers(LONGEST // 3, LONGEST + 1))
+    greedy = bool(generator.random() < GREEDY_SHARE) and not held_out
+    try:
+        tokens = encode_prompt(model.tokenizer, asked.prompt, model.runner.vocab_size)
+    except PromptError:
+        return None
+    if not 1 < len(tokens) < model.runner.max_length - 1:
+        return None
+    return _Running(index, asked, held_out, greedy, TokenBuffer(tokens), limit, generator)
+
+
+def _draw(logits: np.ndarray, state: np.ndarray, text: _Running, mass: Probs) -> int:
+    """Draw the next token, and keep what it was drawn from."""
+    best = float(logits.max())
+    weights = kernels.soften(logits, best, 1.0)
+    masses = kernels.block_sums(weights)
+    total = kernels.total(masses)
+    mass += weights / total
+    token = int(logits.argmax()) if text.greedy else inverse_cdf(weights, text.generator.random(), masses)
+    text.states.append(state.astype(np.float16))
+    text.norms.append(best + math.log(total))
+    text.tokens.append(token)
+    return token
