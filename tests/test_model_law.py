@@ -87,6 +87,7 @@ def test_copies_drawn_from_counts_and_the_draft_model_in_turn(monkeypatch, blurr
     assert name != "token" or agrees(watch)
 
 
+@pytest.mark.long
 def test_resampling_from_p_is_found(monkeypatch, blurred):
     watch = watched_run(monkeypatch, blurred, "token", lossy.biased_resample, 1200)
     assert watch.smallest_p_value() < ALPHA / len(DIRECTIONS)
