@@ -382,6 +382,17 @@ def test_a_server_without_the_flag_or_log_probabilities_is_told_what_cannot_be_t
     assert found["on against off, temperature 1"].verdict != "not testable"
 
 
+def test_parameters_of_a_server_that_tells_text_only():
+    """Words of the text serve to stop at; ids to ban are not known, and that is told."""
+    with PlantedServer(seed=5, has_logprobs=False, has_ids=False) as server:
+        found, _ = run(server, laws_only=False, detect=0.5, most=3000)
+    assert found["parameter stop"].verdict == "no evidence" and found["parameter stop"].samples
+    assert found["parameter logit_bias"].verdict == "not testable" and "token ids" in found["parameter logit_bias"].reason
+    with PlantedServer("late stop", seed=5, has_logprobs=False, has_ids=False) as server:
+        found, _ = run(server, laws_only=False, detect=0.5, most=20_000)
+    assert found["parameter stop"].verdict == "fault found"
+
+
 def test_a_setting_that_the_server_refuses_is_not_testable_and_the_rest_is_tested(monkeypatch):
     monkeypatch.setattr(asked, "_COMMON", asked._COMMON - {"presence_penalty"})
     with PlantedServer(seed=5) as server:

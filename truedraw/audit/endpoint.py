@@ -227,6 +227,7 @@ class _Run:
             token.key for answer in self._sample for token in answer.tokens if isinstance(token.key, int) and token.text.strip()
         )
         words = Counter(token.text for answer in self._sample for token in answer.tokens if len(token.text.strip()) > 1)
+        words = words or Counter(word for answer in self._sample for word in answer.text.split() if len(word) > 1)
         stop = words.most_common(1)[0][0].strip() if words else None
         listed = contracts([key for key, _ in ids.most_common(3)], stop)
         for i, contract in enumerate(listed):
@@ -234,6 +235,13 @@ class _Run:
             self.reports.append(await self._contract(contract, abilities))
             if self.reports[-1].verdict == "not completed":
                 return
+        for name, known, why_not in (
+            ("stop", stop, "no answer held a word"),
+            ("logit_bias", ids, "the server tells no token ids"),
+        ):
+            if not known:
+                asked = f"whether {name} holds on every token"
+                self.reports.append(ModeReport(f"parameter {name}", "not testable", asked, why_not))
 
     async def _contract(self, contract: Contract, abilities: Abilities) -> ModeReport:
         mode, asked = f"parameter {contract.name}", f"whether {contract.name} holds on every token"
