@@ -139,7 +139,7 @@ ENGINES: dict[str, Engine] = {
         shown=("xllamacpp",),
         setups=(
             Setup("n-gram drafts (ngram-simple)", llama_cpp("ngram-simple"), llama_cpp()),
-            Setup("draft model", llama_cpp("draft.gguf"), llama_cpp()),
+            Setup("draft model", llama_cpp("draft.gguf"), llama_cpp(), detect=(0.5, 0.6), most=10_000),
         ),
         needs=("q8_0.gguf", "draft.gguf"),
     ),
