@@ -1,4 +1,5 @@
 import json
+import logging
 import subprocess
 import sys
 from fractions import Fraction
@@ -285,9 +286,11 @@ def test_the_command_prints_one_object_and_says_ok():
     assert all(m["caught"] for m in told["mutants"])
 
 
-def test_without_torch_the_command_says_that_tensors_were_not_run(capsys, monkeypatch):
+def test_without_torch_the_command_says_that_tensors_were_not_run(capsys, monkeypatch, caplog):
     from truedraw.cli import prove as command
 
+    caplog.set_level(logging.WARNING, logger="truedraw")  # put back at the end: the command changes it
+    monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr(tensors, "available", lambda: False)
     monkeypatch.setattr(mutants_module, "mutants", list)
     for name in ("report", "coupled_report", "drift_report"):
