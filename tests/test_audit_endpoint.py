@@ -473,6 +473,18 @@ def test_an_audit_that_is_interrupted_tells_what_it_saw(sig, tmp_path, monkeypat
     assert json.loads(page.read_text())["modes"] == told["modes"]
 
 
+def test_an_interruption_ends_an_audit_in_which_nothing_is_testable():
+    async def cut(plan):
+        task = asyncio.create_task(audit(plan))
+        await asyncio.sleep(2)
+        task.cancel()
+        return await asyncio.wait_for(task, 20)
+
+    with PlantedServer(knows_speculation=False, has_logprobs=False, has_ids=False) as server:
+        reports, _ = asyncio.run(cut(Plan(Arm(server.url, ""), detect=0.01, most=10**7)))
+    assert (reports[-1].verdict, reports[-1].reason) == ("not completed", "interrupted")
+
+
 # ---------------------------------------------------------------- calibration and power
 
 

@@ -124,8 +124,10 @@ def test_entries_that_are_read_at_once_give_the_same_drafts_as_one_by_one():
 
 
 def test_a_cache_forgets_by_position_and_keeps_a_window():
+    def entry(i):
+        return np.full((1, 2, 4), i, np.float32)
+
     cache = EntryCache(SHAPE)
-    entry = lambda i: np.full((1, 2, 4), i, np.float32)  # noqa: E731
     for i in range(100):
         cache.append(entry(i), entry(-i))
         keys, values = cache.newest()

@@ -130,6 +130,8 @@ class _Run:
         if not silent and own.rejects(plan.mode_alpha):  # by what is all but impossible, whether rows are known or not
             why_not = None
         self._report(f"self-consistency, {name}", asked, why_not or "", own, example, failure)
+        if failure and not any(report.verdict == "not completed" for report in self.reports):
+            self.reports.append(ModeReport(f"the rest of {name}", "not completed", "", failure))  # nothing else told of it
 
     def _summed(self, answer: Answer, prompt: str, silent: bool) -> Answer:
         """What pairs are summed up by: the server's log-probabilities, or the reference's where it tells none."""
