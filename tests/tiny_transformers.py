@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import safetensors.torch
 import torch
 import transformers
 
@@ -77,3 +78,48 @@ def save(folder: Path, architecture: str = "Qwen2", **options) -> Path:
     model(architecture, **options).save_pretrained(folder)
     byte_level().save_pretrained(folder)
     return folder
+
+
+_MOE = {
+    "DeepseekV3": {
+        "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 2,
+        "topk_group": 1, "n_routed_experts": 8, "num_key_value_heads": 4, "first_k_dense_replace": 1,
+    },
+    "Glm4Moe": {"n_routed_experts": 8, "head_dim": 8},
+    "Qwen3Next": {"num_experts": 8, "head_dim": 8, "shared_expert_intermediate_size": 16},
+}  # fmt: skip
+
+
+def with_mtp(folder: Path, architecture: str, seed: int = 0) -> transformers.PreTrainedModel:
+    """Save a checkpoint of two layers with a third as its MTP module, by the names that published ones use, and a tokenizer.
+    Returns the model of three layers: its third is the module's."""
+    options = {**_MOE[architecture], "moe_intermediate_size": 16, "num_experts_per_tok": 2, "num_hidden_layers": 3}
+    if architecture == "Qwen3Next":  # as published it has recurrent layers, which nothing can be drafted for
+        options["layer_types"] = ["full_attention"] * 3
+    config = getattr(transformers, f"{architecture}Config")(**{**_SHARED, **options})
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        three = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+        width = config.hidden_size
+        own = {
+            "hidden_norm": 1 + 0.3 * torch.randn(width), "embedding_norm": 1 + 0.3 * torch.randn(width),
+            "join": torch.randn(width, 2 * width) * width**-0.5, "out_norm": 1 + 0.3 * torch.randn(width),
+        }  # fmt: skip
+    three.save_pretrained(folder)
+    whole = safetensors.torch.load_file(folder / "model.safetensors")
+    extra = "model.layers.2."
+    if architecture == "Qwen3Next":
+        whole = {key.replace(extra, "mtp.layers.0."): value for key, value in whole.items()}
+        names = ("mtp.pre_fc_norm_hidden", "mtp.pre_fc_norm_embedding", "mtp.fc", "mtp.norm")
+        config.layer_types = ["full_attention"] * 2
+    else:
+        names = tuple(f"{extra}{part}" for part in ("hnorm", "enorm", "eh_proj", "shared_head.norm"))
+        for copied, source in (("shared_head.head", "lm_head"), ("embed_tokens", "model.embed_tokens")):
+            whole[f"{extra}{copied}.weight"] = whole[f"{source}.weight"].clone()
+    whole |= {f"{name}.weight": weight for name, weight in zip(names, own.values(), strict=True)}
+    config.num_hidden_layers = 2
+    config.save_pretrained(folder)
+    safetensors.torch.save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+    byte_level().save_pretrained(folder)
+    three.own = own
+    return three

@@ -63,7 +63,7 @@ def assemble(
             known, kept = _open(corpus, owners, target, say)
             timed = draft if policy is None and draft is not None and draft.runner.identity else None
             measure = None if timed is None else lambda: measured_profile(timed, say).pass_seconds
-            made = Made(target, draft, measure, known, kept, mtp_modules)
+            made = Made(target, draft, measure, known, kept, mtp_modules, say)
             drafter = make_drafter(default, made)
             if others is not None and not isinstance(drafter, NoDrafter):
                 names = dict.fromkeys([default, *others, *(["model"] if "model" in default.split("+") else [])])

@@ -6,13 +6,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from truedraw import kernels, profile
 from truedraw.drafters.corpus import Corpus
 from truedraw.errors import ConversionError, IncompatibleModels, InvalidParameter, RunnerError
-from truedraw.protocols import Drafter, ModelRunner, Tokenizer
+from truedraw.protocols import Drafter, ModelRunner, Tokenizer, TokenMatrices
 from truedraw.verify import Rule, block, coupled, family, lossy, multidraft, token, traversal
+
+if TYPE_CHECKING:
+    from truedraw.drafters.translation import Translation
 
 RULES: dict[str, Rule] = {
     "block": block.verify,
@@ -251,7 +254,9 @@ class Made:
     measure  what passes of the draft model take, asked once it is known to fit
     corpus   what `suffix` copies from besides
     kept     and of each owner what it alone may copy from
-    mtp_modules  the file that `mtp` drafts with; None: the one that is shipped for the demo model
+    mtp_modules  the file that `mtp` drafts with, or the folder of a checkpoint that ships a module; None: the file that is
+             shipped for the demo model
+    say      is told what a user should know of them
     """
 
     target: Model
@@ -260,6 +265,7 @@ class Made:
     corpus: Corpus | None = None
     kept: Mapping[str, Corpus] = field(default_factory=dict)
     mtp_modules: Path | None = None
+    say: Callable[[str], None] = lambda message: None
     drafters: dict[str, Drafter] = field(default_factory=dict)
 
 
@@ -294,32 +300,58 @@ def _new_drafter(name: str, made: Made) -> Drafter:
 
             return RandomDrafter(vocab_size)
         case "model" | "tree":
-            from truedraw.drafters.model import ModelDrafter, check_same_vocabulary
+            from truedraw.drafters.model import ModelDrafter
 
             if made.draft is None:
                 raise InvalidParameter(
                     "drafter", name, "suffix, ngram, random or none without a draft model (--draft-model names one)"
                 )
-            check_same_vocabulary(made.target.tokenizer, made.draft.tokenizer)
-            width, pass_seconds = 2 if name == "tree" else 1, None if made.measure is None else made.measure()
-            return ModelDrafter(made.draft.runner, vocab_size, width=width, pass_seconds=pass_seconds)
+            translation, width = _translation(made.target, made.draft, made.say), 2 if name == "tree" else 1
+            pass_seconds = None if made.measure is None else made.measure()
+            return ModelDrafter(
+                made.draft.runner, vocab_size, width=width, translation=translation, pass_seconds=pass_seconds
+            )  # fmt: skip
         case "mtp":
             return _mtp_drafter(made)
     raise InvalidParameter("drafter", name, f"auto, {', '.join(DRAFTERS)}, or several of them joined by +")
+
+
+def _translation(target: Model, draft: Model, say: Callable[[str], None]) -> Translation | None:
+    """None: both have one vocabulary. Raises IncompatibleModels where they share too little."""
+    from truedraw.drafters.model import check_same_vocabulary
+    from truedraw.drafters.translation import translated
+
+    try:
+        check_same_vocabulary(target.tokenizer, draft.tokenizer)
+        return None
+    except IncompatibleModels:
+        translation, share = translated(target.tokenizer, draft.tokenizer, draft.runner, (target.name, draft.name))
+    shared = f"{len(translation.target_ids):,} shared tokens, {share:.0%} of its mass"
+    say(f"{draft.name} has another tokenizer than {target.name}: it drafts on {shared}")
+    return translation
 
 
 def _mtp_drafter(made: Made) -> Drafter:
     """Raises UsageError where the modules do not fit the target, or where the target tells too little of itself."""
     from truedraw.drafters import mtp, mtp_modules
 
+    path = made.mtp_modules or mtp_modules.SHIPPED
     runner, name = made.target.runner, made.target.name
     if "final" not in runner.hidden_layers:
         raise IncompatibleModels(f"the runner of {name} hands out no final hidden states, which mtp reads: take another drafter")
-    weights = mtp_modules.load(made.mtp_modules or mtp_modules.SHIPPED)
+    weights = None if path.is_dir() else mtp_modules.load(path)
     try:
         matrices = runner.token_matrices()
     except RunnerError as error:
         raise IncompatibleModels(f"mtp needs the embeddings and the output matrix of {name}: {error}") from error
+    if weights is None:
+        from truedraw.runners import transformers_mtp
+
+        def check(embedding: Any, whose: str) -> TokenMatrices:
+            mtp_modules.check_trained_with(embedding, matrices, whose, name)
+            return matrices
+
+        return mtp.MtpDrafter(transformers_mtp.load(path, check))
     mtp_modules.check_fits(weights, matrices, name)
     return mtp.MtpDrafter(mtp_modules.MtpModule(weights, matrices))
 

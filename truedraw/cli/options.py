@@ -37,7 +37,7 @@ Strict = Annotated[
 KvType = Annotated[str, _option(_LOADING, "KV cache: f16, bf16, f32 or q8_0.")]
 Device = Annotated[str, _option(_LOADING, "Where hf: models run: cpu or cuda.")]
 
-DraftModel = Annotated[str | None, _option(_SPECULATION, "A smaller model with the same vocabulary.")]
+DraftModel = Annotated[str | None, _option(_SPECULATION, "A smaller model; of another tokenizer, it drafts shared tokens.")]
 DrafterName = Annotated[
     str,
     _option(
@@ -57,7 +57,7 @@ CorpusPaths = Annotated[
 CorpusSize = Annotated[int | None, _option(_SPECULATION, f"Tokens of the corpus at most; default: {LIMIT:,}.")]
 MtpModules = Annotated[
     str | None,
-    _option(_SPECULATION, "Modules of truedraw train mtp; default: those shipped for the demo model.", "--mtp-modules"),
+    _option(_SPECULATION, "Modules of truedraw train mtp, or the folder of a checkpoint that ships one; default: those of the demo model.", "--mtp-modules"),
 ]
 RuleName = Annotated[
     str,

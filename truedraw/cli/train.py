@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from truedraw.cli import options as opt
 from truedraw.cli import output
 from truedraw.errors import InvalidParameter
-from truedraw.registry import LoadOptions, load_model
+from truedraw.registry import TRANSFORMERS, LoadOptions, load_model
 
 if TYPE_CHECKING:
     from truedraw.train.mtp import Told, Trained
@@ -34,7 +34,7 @@ def mtp(
     draft_vocab: Annotated[int, typer.Option(help="Tokens that can be drafted, the target's likeliest.")] = 8192,
     depths: Annotated[int, typer.Option(help="Drafts in a row that are trained.")] = 3,
     cache_mb: Annotated[int, typer.Option(help="Hidden states on the disk at most, in MB.")] = 1024,
-    slots: Annotated[int, typer.Option(help="Answers at a time.")] = 16,
+    slots: Annotated[int, typer.Option(help="Answers at a time.")] = 32,
     threads: opt.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> int:
@@ -54,10 +54,11 @@ def mtp(
     options = replace(options, learning=replace(options.learning, depths=depths))
     if threads is not None:
         use_threads(threads)
+    held = LoadOptions(context=LONGEST + 576, slots=slots, threads=threads, clip_context=True)
+    if model != "toy" and not model.startswith(TRANSFORMERS):
+        held = replace(held, kv_unified=False)  # in one cache every answer would read past all the others
     with output.Progress() as progress:
-        target = load_model(
-            model, LoadOptions(context=LONGEST + 576, slots=slots, threads=threads, clip_context=True), progress.say
-        )  # fmt: skip
+        target = load_model(model, held, progress.say)
     try:
         with _Bar() as bar:
             trained = train(target, save, options, bar.tell)

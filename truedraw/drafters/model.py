@@ -11,6 +11,7 @@ import numpy as np
 from truedraw.acceptance import Acceptance
 from truedraw.cache import CachedModel, TokenBuffer
 from truedraw.drafters.drawing import advanced, drafting_stops_early, row_statistics
+from truedraw.drafters.translation import Translation
 from truedraw.errors import IncompatibleModels, InvalidParameter
 from truedraw.protocols import Constraint, Drafter, DraftRequest, Forecast, ModelRunner, Outcome, Tokenizer
 from truedraw.sampling import draw_draft, shape, shared_candidates
@@ -30,6 +31,7 @@ class ModelDrafter(Drafter):
                 anything is drawn, so that q is a law over the target's ids
     width       candidates for the first position, with a chain below each; 1: one chain
     drawing     how candidates are drawn (verify.multidraft); under shared noise they are the race's best
+    translation  where the draft model has another tokenizer: between its ids and the target's
     pass_seconds  what a pass of so many tokens of the draft model takes: until drafts have been timed, and
                 for prompts that it has not read
 
@@ -48,6 +50,7 @@ class ModelDrafter(Drafter):
         *,
         width: int = 1,
         drawing: Drawing = "without-replacement",
+        translation: Translation | None = None,
         pass_seconds: Callable[[int], float] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -57,8 +60,11 @@ class ModelDrafter(Drafter):
             raise InvalidParameter("width", width, "an integer >= 1")
         if width > 1 and not runner.can_score_trees:
             raise IncompatibleModels("the draft model's runner scores chains only: candidates need a runner that scores trees")
+        if width > 1 and translation is not None:
+            raise IncompatibleModels("candidates need a draft model with the target's tokenizer: this one has another")
         self._model = CachedModel(runner)
         self._vocab_size = vocab_size
+        self._translation = translation
         self._width, self._drawing = width, drawing
         self.trees = width > 1
         self.forecasts = width == 1
@@ -74,13 +80,14 @@ class ModelDrafter(Drafter):
     def _forecast(self, request: DraftRequest) -> Forecast | None:
         if not self.forecasts:
             return None
-        if len(request.context) > self._model.runner.max_length:
+        context = self._read(request.context)
+        if len(context) > self._model.runner.max_length:
             return Forecast(())
         survival = self._acceptance.survival(request.sequence, request.max_draft)
         if self._pass_seconds is None:
             return Forecast(survival, self._seconds or 0.0)
         seconds = self._pass_seconds(1) if self._seconds is None else self._seconds
-        unread = len(request.context) - 1 - self._model.num_cached(request.slot, request.context)
+        unread = len(context) - 1 - self._model.num_cached(request.slot, context)
         start = unread / _READ_AT_ONCE * self._pass_seconds(_READ_AT_ONCE) if unread > _CATCH_UP else 0.0
         return Forecast(survival, seconds, start / self._steps_left(request))
 
@@ -105,12 +112,14 @@ class ModelDrafter(Drafter):
         drafts = [_Draft(request, self._num_drafts(request), self._width, self._drawing) for request in requests]
         self._asked = {draft.request.sequence for draft in drafts if draft.tips}
         for request in requests:
-            self._model.adopt(request.slot, request.context[:-1])
+            self._model.adopt(request.slot, self._read(request.context)[:-1])
         while True:
-            active = [draft for draft in drafts if draft.tips and len(draft.context) <= room]
-            if not active:
+            texts = [(draft, self._read(draft.context.array)) for draft in drafts if draft.tips]
+            texts = [(draft, text) for draft, text in texts if 0 < len(text) <= room]
+            if not texts:
                 return [draft.proposal() for draft in drafts]
-            contexts = [(draft.request.slot, draft.context.array) for draft in active]
+            active = [draft for draft, _ in texts]
+            contexts = [(draft.request.slot, text) for draft, text in texts]
             caught_up = all(len(context) - self._model.num_cached(slot, context) <= _CATCH_UP for slot, context in contexts)
             started = self._clock()
             rows = self._model.logits(contexts, [draft.num_rows for draft in active], [draft.tree for draft in active])
@@ -126,7 +135,14 @@ class ModelDrafter(Drafter):
     def _time(self, seconds: float) -> None:
         self._seconds = seconds if self._seconds is None else 0.9 * self._seconds + 0.1 * seconds
 
+    def _read(self, context: TokenArray) -> TokenArray:
+        """A text as the draft model is fed it."""
+        return context if self._translation is None else self._translation.read(context)
+
     def _fit(self, logits: Probs) -> Probs:
+        """A row of the draft model over the target's ids."""
+        if self._translation is not None:
+            return self._translation.row(logits)
         if len(logits) >= self._vocab_size:
             return logits[: self._vocab_size]
         fitted = np.full(self._vocab_size, -np.inf)

@@ -12,7 +12,7 @@ import numpy as np
 from truedraw.acceptance import Acceptance
 from truedraw.cache import TokenBuffer
 from truedraw.drafters.drawing import advanced, drafting_stops_early, draw_trimmed, row_statistics, trimmed_law
-from truedraw.drafters.mtp_modules import EntryCache, Floats, MtpModule
+from truedraw.drafters.mtp_modules import DraftModule, Entries, Floats
 from truedraw.protocols import Constraint, Drafter, DraftRequest, Forecast, Outcome
 from truedraw.types import Probs, Proposal, SamplingParams, SparseRows
 
@@ -41,7 +41,7 @@ class MtpDrafter(Drafter):
 
     def __init__(
         self,
-        module: MtpModule,
+        module: DraftModule,
         *,
         draft_params: SamplingParams | None = None,
         seconds: float = 0.002,
@@ -71,7 +71,7 @@ class MtpDrafter(Drafter):
                     del self._texts[outcome.slot]
                 continue
             if text is None:
-                text = self._texts[outcome.slot] = _Text(outcome.sequence, EntryCache(self._module.shape))
+                text = self._texts[outcome.slot] = _Text(outcome.sequence, self._module.new_cache())
             states = outcome.hidden.get("final")
             if states is None or not outcome.proposal.is_chain or len(states) < len(outcome.tokens):
                 text.add(None, outcome.tokens)
@@ -148,7 +148,7 @@ class _Text:
     """
 
     sequence: int
-    cache: EntryCache
+    cache: Entries
     emitted: TokenBuffer = field(default_factory=TokenBuffer)
     known: bool = False
     states: list[Floats] = field(default_factory=list)
@@ -162,7 +162,7 @@ class _Text:
         self.states = [*self.states, *states][-MOST_UNREAD:]
         self.tokens = [*self.tokens, *tokens][-MOST_UNREAD:]
 
-    def read(self, module: MtpModule) -> None:
+    def read(self, module: DraftModule) -> None:
         """All entries but the newest go into the cache."""
         if len(self.tokens) > 1:
             module.remember(np.stack(self.states[:-1]), np.array(self.tokens[:-1]), self.cache)
@@ -191,13 +191,13 @@ class _Draft:
                 self._number = number
         return self._number > 0
 
-    def extend(self, module: MtpModule, logits: Floats) -> bool:
+    def extend(self, module: DraftModule, logits: Floats) -> bool:
         """Draw the next token from its row, (trimmed vocab,); says whether another one may follow."""
         request, index = self.request, len(self.tokens)
         with drafting_stops_early():
             mask = None if self._constraint is None else self._constraint.mask()
             row = trimmed_law(
-                logits, module.draft_ids, module.shape.vocab_size, request, self._params, self._context.array, mask
+                logits, module.draft_ids, module.vocab_size, request, self._params, self._context.array, mask
             )  # fmt: skip
             probs = row.weights * row.share
             probs.flags.writeable = False

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ PROBES = 64
 """Tokens whose embeddings tell one model from another."""
 
 _LEAST_LIKENESS = 0.9
+_ADVICE = "train some for it with truedraw train mtp, and name them with --mtp-modules"
 _FINEST = 4095  # a vector's largest entry in steps: rows of up to 4,096 numbers then add up below 2^31
 
 
@@ -159,18 +160,77 @@ def _safetensors() -> Any:
 def check_fits(weights: MtpWeights, matrices: TokenMatrices, name: str) -> None:
     """Raises IncompatibleModels unless the modules were trained for this target, called `name`."""
     shape, (vocab, width) = weights.shape, matrices.embedding.shape
-    advice = "train some for it with truedraw train mtp, and name them with --mtp-modules"
     if (width, vocab) != (shape.width, shape.vocab_size):
         raise IncompatibleModels(
-            f"the MTP modules are for {shape.target} ({shape.width} wide, {shape.vocab_size} tokens), and {name} is {width} "
-            f"wide and has {vocab}: {advice}"
+            f"the MTP modules are for {shape.target} ({shape.width} wide, {shape.vocab_size} tokens), and {name} is "
+            f"{width} wide and has {vocab}: {_ADVICE}"
         )
-    own, trained = fingerprint(matrices.embedding), weights.fingerprint
+    _check_likeness(matrices, weights.fingerprint, shape.target, name)
+
+
+def check_trained_with(embedding: Floats, matrices: TokenMatrices, whose: str, name: str) -> None:
+    """Raises IncompatibleModels unless the embeddings that modules of a model `whose` were trained with, (tokens, width), are
+    those of the target, called `name`. A checkpoint may have rows behind the target's."""
+    vocab, width = matrices.embedding.shape
+    if embedding.shape[1] != width or len(embedding) < vocab:
+        raise IncompatibleModels(
+            f"the MTP modules are for a {whose} model ({embedding.shape[1]} wide, {len(embedding)} tokens), and {name} is "
+            f"{width} wide and has {vocab}: {_ADVICE}"
+        )
+    _check_likeness(matrices, fingerprint(embedding[:vocab]), whose, name)
+
+
+def _check_likeness(matrices: TokenMatrices, trained: Floats, whose: str, name: str) -> None:
+    own = fingerprint(matrices.embedding)
     likeness = float(own @ trained) / max(float(np.linalg.norm(own) * np.linalg.norm(trained)), 1e-30)
     if not likeness >= _LEAST_LIKENESS:
         raise IncompatibleModels(
-            f"the MTP modules are for {shape.target}, and the embeddings of {name} are others (likeness {likeness:.2f}): {advice}"
+            f"the MTP modules are for {whose}, and the embeddings of {name} are others (likeness {likeness:.2f}): {_ADVICE}"
         )
+
+
+# ---------------------------------------------------------------- what drafts
+
+
+class Entries(Protocol):
+    """What a module keeps of one text."""
+
+    @property
+    def position(self) -> int:
+        """Of the next entry."""
+        ...
+
+    def truncate(self, position: int) -> None:
+        """Forget the entries from `position` on."""
+        ...
+
+
+class DraftModule(Protocol):
+    """A module of a target, ready to draft. An entry is a state of the target, or the module's own, and the token behind it.
+
+    vocab_size  of the target
+    draft_ids   (trimmed vocab,) the token ids that it can draft, ascending
+    """
+
+    vocab_size: int
+    draft_ids: kernels.Ids
+
+    def new_cache(self) -> Any:
+        """An empty cache for one text: `Entries`, of the module's own kind."""
+        ...
+
+    def remember(self, states: Floats, tokens: kernels.Ids, cache: Any) -> None:
+        """Put entries into the cache that nothing is drafted behind. states: (n, width); tokens: (n,)."""
+        ...
+
+    def step(self, states: Floats, tokens: kernels.Ids, caches: Sequence[Any]) -> Floats:
+        """One entry of each text: (n, width) states and (n,) the tokens behind them -> the module's own states, (n, width),
+        which `logits` reads out. The entries go into the caches."""
+        ...
+
+    def logits(self, states: Floats) -> Floats:
+        """(n, width) -> (n, trimmed vocab), of `draft_ids`."""
+        ...
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -236,10 +296,11 @@ class EntryCache:
 
 
 class MtpModule:
-    """One module of a target, ready to draft. matrices: of the target, held as 8 bits (those that are read out) and 16."""
+    """A trained module as a DraftModule. matrices: of the target, held as 8 bits (those that are read out) and 16."""
 
     def __init__(self, weights: MtpWeights, matrices: TokenMatrices) -> None:
         self.shape, self.draft_ids = weights.shape, weights.draft_ids
+        self.vocab_size = weights.shape.vocab_size
         self._norms = {name: weights.arrays[name] for name in NORMS}
         self._matrices = {name: Matrix(weights.arrays[name]) for name in MATRICES}
         self._read_out = Matrix(matrices.output[weights.draft_ids])
@@ -247,8 +308,11 @@ class MtpModule:
         half = self.shape.head_size // 2
         self._frequencies = self.shape.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
 
+    def new_cache(self) -> EntryCache:
+        return EntryCache(self.shape)
+
     def remember(self, states: Floats, tokens: kernels.Ids, cache: EntryCache) -> None:
-        """Put entries into the cache that nothing is drafted behind. states: (n, width); tokens: (n,)."""
+        """See DraftModule."""
         normed = self._norm("norm_attention", self._join(states, tokens))
         rows = self._matrices["query_key_value"](normed, slice(self.shape.heads * self.shape.head_size, None)).reshape(
             len(tokens), 2, self.shape.kv_heads, -1
@@ -256,8 +320,7 @@ class MtpModule:
         cache.append(self._rotated(rows[:, 0], cache.position + np.arange(len(tokens))), rows[:, 1])
 
     def step(self, states: Floats, tokens: kernels.Ids, caches: Sequence[EntryCache]) -> Floats:
-        """One entry of each text: (n, width) states and (n,) the tokens behind them -> the module's own states, (n, width),
-        which `logits` reads out. The entries go into the caches."""
+        """See DraftModule."""
         shape = self.shape
         x = self._join(states, tokens)
         rows = self._matrices["query_key_value"](self._norm("norm_attention", x))
@@ -275,7 +338,7 @@ class MtpModule:
         return self._norm("norm_out", x)
 
     def logits(self, states: Floats) -> Floats:
-        """(n, width) -> (n, trimmed vocab), of `draft_ids`."""
+        """See DraftModule."""
         return self._read_out(states)
 
     def _join(self, states: Floats, tokens: kernels.Ids) -> Floats:

@@ -84,9 +84,8 @@ class TransformersRunner:
             "slots": str(num_slots),
             "threads": spelled_threads(self._small, self._large),
         }
-        accepted = inspect.signature(model.forward).parameters
-        self._cache_argument = next((name for name in ("cache", "past_key_values", "cache_params") if name in accepted), "")
-        self._takes_logits_to_keep = "logits_to_keep" in accepted
+        self._cache_argument = caches.argument(model)
+        self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         head = model.get_output_embeddings()
         if head is None or not self._cache_argument:
             raise ModelFileError(f"{type(model).__name__} is no causal language model with a cache: another model is needed")

@@ -6,6 +6,7 @@ window hides is hidden by the mask that the model makes. Other kinds of layers a
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from truedraw.errors import MissingExtra
@@ -17,6 +18,12 @@ except ImportError:
     raise MissingExtra("torch and transformers", "transformers") from None
 
 _FIRST_TOKENS = 256
+
+
+def argument(model: Any) -> str:
+    """What a model's forward calls its cache; empty: it takes none."""
+    accepted = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values", "cache_params") if name in accepted), "")
 
 
 class PrefixLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed

@@ -100,7 +100,7 @@ def load(name: str, dtype: str | None, device: str, say: Callable[[str], None]) 
     for package in ("gguf", "accelerate") if source.gguf_file else ():
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(package, "transformers")
-    with _quietly(), _told(source):
+    with quietly(), _told(source):
         if kept is not None and not kept.exists():
             say("converting the demo model for transformers, once: this takes about a minute")
         tokenizer = _fetched(source, transformers.AutoTokenizer.from_pretrained)
@@ -195,7 +195,7 @@ def _told(source: Source) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Transformers reports to standard error by itself: what matters of it is told in our own words."""
     hub, before = logging.getLogger("huggingface_hub"), transformers.logging.get_verbosity()
     hub.setLevel(logging.ERROR)

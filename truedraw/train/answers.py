@@ -72,7 +72,7 @@ def answers(model: Model, seed: int, first: int, mass: Probs) -> Iterator[Answer
                     target.adopt(slot, made.context.array[:-1])
                     target.logits([(slot, made.context.array[:-1])], [0])
                     running[slot] = made
-        slots = list(running)
+        slots = sorted(running)  # streams of a cache are read in one piece only in their own order
         rows = target.logits(
             [(slot, running[slot].context.array) for slot in slots], [1] * len(slots), hidden=[("final",)] * len(slots)
         )
