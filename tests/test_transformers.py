@@ -354,6 +354,28 @@ def test_bad_names_and_options_are_told_in_a_line(folder, tmp_path, monkeypatch)
         assert "\n" not in str(raised.value)
 
 
+def test_an_interrupted_download_is_told_in_a_line(tmp_path):
+    """Weights cut short, a part that is missing, and a tokenizer that transformers would make up out of nothing."""
+    tiny_models.save(tmp_path)
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelFileError, match="cannot be loaded by transformers: .*incomplete"):
+        load_model(f"hf:{tmp_path}", ONE_THREAD)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelFileError, match="cannot be loaded by transformers: .*no file named model"):
+        load_model(f"hf:{tmp_path}", ONE_THREAD)
+    (tmp_path / "model.safetensors").write_bytes(whole)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ModelFileError, match="has 2 tokens, and none for 'a': a file of it is missing"):
+        load_model(f"hf:{tmp_path}", ONE_THREAD)
+    names = list(tiny_models.model("Qwen2").state_dict())
+    index = {"metadata": {}, "weight_map": {name: f"model-{i % 2}.safetensors" for i, name in enumerate(names)}}
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-0.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelFileError, match=r"cannot be loaded by transformers: .*model-1\.safetensors"):
+        load_model(f"hf:{tmp_path}", ONE_THREAD)
+
+
 def test_a_hub_that_cannot_be_reached_is_told_in_a_line():
     """In a process of its own: the hub's client reads the environment once."""
     code = "from truedraw.registry import *\nload_model('hf:no-such-org/no-such-model', LoadOptions())"

@@ -17,7 +17,7 @@ try:
     import torch
     import transformers
 except ImportError:
-    raise MissingExtra("torch and transformers", "transformers") from None
+    raise MissingExtra("torch or transformers", "transformers") from None
 
 DEFAULT_CONTEXT = 4096
 MAX_PASS_SIZE = 512

@@ -15,7 +15,7 @@ try:
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 except ImportError:
-    raise MissingExtra("torch and transformers", "transformers") from None
+    raise MissingExtra("torch or transformers", "transformers") from None
 
 _FIRST_TOKENS = 256
 

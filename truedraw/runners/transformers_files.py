@@ -24,7 +24,7 @@ try:
     import torch
     import transformers
 except ImportError:
-    raise MissingExtra("torch and transformers", "transformers") from None
+    raise MissingExtra("torch or transformers", "transformers") from None
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 DEMO = "smollm2"

@@ -32,7 +32,7 @@ try:
     from truedraw.runners import transformers_cache as caches
     from truedraw.runners.transformers_files import quietly
 except ImportError:
-    raise MissingExtra("torch and transformers", "transformers") from None
+    raise MissingExtra("torch or transformers", "transformers") from None
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int64]

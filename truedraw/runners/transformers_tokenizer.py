@@ -37,6 +37,8 @@ class TransformersTokenizer:
         self.chat_template: str | None = template.get("default") if isinstance(template, dict) else template
         self.bos_text: str = model.bos_token or ""
         self.eos_text: str = model.eos_token or ""
+        if b"a" not in b"".join(map(self.token_bytes, self.encode("a", add_special=False))):  # made up where files are missing
+            raise ModelFileError(f"{type(model).__name__} has {len(model)} tokens, and none for 'a': a file of it is missing")
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         text.encode()  # a lone surrogate is refused here, by the name that callers know
