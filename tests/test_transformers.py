@@ -359,10 +359,10 @@ def test_an_interrupted_download_is_told_in_a_line(tmp_path):
     tiny_models.save(tmp_path)
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ModelFileError, match="cannot be loaded by transformers: .*incomplete"):
+    with pytest.raises(ModelFileError, match=r"cannot be loaded by transformers: .*incomplete"):
         load_model(f"hf:{tmp_path}", ONE_THREAD)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ModelFileError, match="cannot be loaded by transformers: .*no file named model"):
+    with pytest.raises(ModelFileError, match=r"cannot be loaded by transformers: .*no file named model"):
         load_model(f"hf:{tmp_path}", ONE_THREAD)
     (tmp_path / "model.safetensors").write_bytes(whole)
     (tmp_path / "tokenizer.json").unlink()

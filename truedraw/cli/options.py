@@ -57,7 +57,11 @@ CorpusPaths = Annotated[
 CorpusSize = Annotated[int | None, _option(_SPECULATION, f"Tokens of the corpus at most; default: {LIMIT:,}.")]
 MtpModules = Annotated[
     str | None,
-    _option(_SPECULATION, "Modules of truedraw train mtp, or the folder of a checkpoint that ships one; default: those of the demo model.", "--mtp-modules"),
+    _option(
+        _SPECULATION,
+        "Modules of truedraw train mtp, or the folder of a checkpoint that ships one; default: those of the demo model.",
+        "--mtp-modules",
+    ),
 ]
 RuleName = Annotated[
     str,

@@ -22,8 +22,6 @@ from truedraw.train.network import first_weights, match, unrolled
 from truedraw.train.store import Answer
 
 EVALUATION_SHARE = 0.06
-LEAST_GAIN = 1.5
-"""Products in bfloat16 have to be so many times faster than in float32 to be learned with: they round more."""
 MOST_JUDGED = 4096
 """Tokens of held-out answers that evaluations on the way look at; the last one looks at all."""
 
@@ -40,8 +38,8 @@ class LearningOptions:
     depth_weight   what a draft weighs in the loss, against the one before it
     batch_tokens   in a step
     matrix_rate, vector_rate  learning rates of the matrices (Muon) and of the norms (AdamW)
+    matrix_decay   decoupled weight decay of the matrices: answers are few, and are seen many times
     kl, tv         weights of the two parts of the loss, see network.match
-    bf16           products of learning in bfloat16; None: where this machine makes them LEAST_GAIN times faster
     patience       evaluations without a better one that end it
     evaluate_every, checkpoint_every  seconds of learning; evaluations take EVALUATION_SHARE of the time at most
     """
@@ -55,9 +53,9 @@ class LearningOptions:
     batch_tokens: int = 1024
     matrix_rate: float = 0.02
     vector_rate: float = 0.005
+    matrix_decay: float = 0.3
     kl: float = 1.0
     tv: float = 0.0
-    bf16: bool | None = None
     patience: int = 12
     evaluate_every: float = 30.0
     checkpoint_every: float = 120.0
@@ -107,10 +105,11 @@ class Learning:
         self.weights = first_weights(shape, spread, options.seed)
         vectors = [weight for name, weight in self.weights.items() if name not in MATRICES]
         self._optimisers: dict[str, Any] = {
-            "muon": torch.optim.Muon([self.weights[name] for name in MATRICES], lr=options.matrix_rate, weight_decay=0.0),
+            "muon": torch.optim.Muon(
+                [self.weights[name] for name in MATRICES], lr=options.matrix_rate, weight_decay=options.matrix_decay
+            ),
             "adam": torch.optim.AdamW(vectors, lr=options.vector_rate, weight_decay=0.0, betas=(0.9, 0.99)),
         }
-        self.bf16 = bf16_pays(options.batch_tokens, self._read_out) if options.bf16 is None else options.bf16
         self.progress = Progress()
         self.best = self._copied()
         self._losses: list[float] = []
@@ -195,13 +194,11 @@ class Learning:
         weights = [self.options.depth_weight**depth for depth in range(depths)]
         loss, told = 0.0, []
         outputs, gradients = [], []
-        with self._rounding(learn):
-            made = unrolled(self.shape, self.weights, batch.states, batch.embeddings, depths)
+        made = unrolled(self.shape, self.weights, batch.states, batch.embeddings, depths)
         for depth, (states, weight) in enumerate(zip(made, weights, strict=True), 1):
             rows = batch.rows(depth)
             ahead = torch.nn.functional.pad(rows[:, :-1], (1, 0))  # the row of the target one place ahead
-            with self._rounding(learn):
-                logits = (states[rows] @ self._read_out.T).float()
+            logits = states[rows] @ self._read_out.T
             losses, alpha, gradient = match(logits, p[ahead], self.options.kl, self.options.tv)
             told.append((float(alpha.sum()), len(alpha)))
             if len(alpha):
@@ -212,10 +209,6 @@ class Learning:
         if learn:
             torch.autograd.backward(outputs, gradients)
         return loss, told
-
-    def _rounding(self, learn: bool) -> torch.autocast:
-        """Products in bfloat16 where that pays; those that are judged by never."""
-        return torch.autocast("cpu", torch.bfloat16, enabled=self.bf16 and learn)
 
     # ------------------------------------------------------------ how good it is
 
@@ -262,7 +255,6 @@ class Learning:
             "key": self._key(),
             "weights": self._copied(),
             "best": self.best,
-            "bf16": self.bf16,
             **{name: optimiser.state_dict() for name, optimiser in self._optimisers.items()},
             "progress": {name: getattr(self.progress, name) for name in Progress.__slots__},
             "losses": list(self._losses),
@@ -289,7 +281,7 @@ class Learning:
                 weight.copy_(kept["weights"][name])
         for name, optimiser in self._optimisers.items():
             optimiser.load_state_dict(kept[name])
-        self.best, self.bf16 = kept["best"], kept["bf16"]
+        self.best = kept["best"]
         self.progress = Progress(**kept["progress"])
         self._losses = kept["losses"]
 
@@ -298,20 +290,6 @@ class Learning:
         o, tokens = self.options, sum(len(answer.tokens) for answer in self._learn)
         loss = f"loss {o.kl} {o.tv} {o.depth_weight} over {o.depths}, {o.shallow_share} of one"
         return f"{self.shape} seed {o.seed}, batches of {o.batch_tokens}, {loss}, {len(self.draft_ids)} of {tokens} tokens"
-
-
-def bf16_pays(rows: int, read_out: Tensor, clock: Callable[[], float] = time.perf_counter) -> bool:
-    """Whether this machine multiplies in bfloat16 fast enough, as AMX units do and AVX2 does not. read_out: (n, width)."""
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        left, right = torch.ones(rows, read_out.shape[1], dtype=dtype), read_out.T.to(dtype)
-        taken = []
-        for _ in range(4):
-            started = clock()
-            left @ right
-            taken.append(clock() - started)
-        seconds[dtype] = min(taken)
-    return seconds[torch.float32] >= LEAST_GAIN * seconds[torch.bfloat16]
 
 
 def _rate(done: float) -> float:

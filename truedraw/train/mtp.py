@@ -36,7 +36,7 @@ class TrainOptions:
     minutes       in all: answering, learning, judging
     seed          of prompts, answers, first weights and order
     draft_vocab   tokens that can be drafted: those that the target's rows gave most
-    answer_share  of the time, for answers
+    answer_share  of the time, for answers: of few ones a module learns much by heart
     cache_bytes   of states on the disk at most
     answer_tokens  and tokens answered at most (None: no bound of its own)
     learning      everything about the second half; its time is set from `minutes`
@@ -45,7 +45,7 @@ class TrainOptions:
     minutes: float = 15.0
     seed: int = 0
     draft_vocab: int = 8192
-    answer_share: float = 0.4
+    answer_share: float = 0.6
     cache_bytes: int = 1 << 30
     answer_tokens: int | None = None
     learning: LearningOptions = field(default_factory=LearningOptions)

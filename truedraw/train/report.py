@@ -24,7 +24,7 @@ def facts(name: str, options: TrainOptions, learning: Learning, store: Store, ac
     return {
         "target": name,
         "command": f"truedraw train mtp --model {name} --minutes {options.minutes:g} --seed {options.seed} "
-        f"--draft-vocab {options.draft_vocab}",
+        f"--draft-vocab {options.draft_vocab} --depths {learning.options.depths} --cache-mb {options.cache_bytes // 1_000_000}",
         "seed": options.seed,
         "acceptance": [round(float(alpha), 4) for alpha in acceptance],
         "covered": round(float(store.mass[learning.draft_ids].sum() / store.mass.sum()), 4),
