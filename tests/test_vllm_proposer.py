@@ -1,0 +1,247 @@
+"""The proposer of the vLLM plug-in, against the shapes that vLLM 0.32 calls it with; the engine itself is not needed."""
+
+import itertools
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from truedraw.drafters import corpus
+from truedraw.errors import IncompatibleModels, InvalidParameter
+from truedraw.integrations.vllm import Proposer, options, texts
+from truedraw.integrations.vllm.metrics import Metrics
+from truedraw.integrations.vllm.steps import LEAST_PASSES, Pass, PassTimes, lengths
+
+MAX_LENGTH = 64
+
+
+def config(most=4, seqs=4, **own):
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(num_speculative_tokens=most),
+        model_config=SimpleNamespace(max_model_len=MAX_LENGTH),
+        scheduler_config=SimpleNamespace(max_num_seqs=seqs),
+        additional_config={"truedraw": own} if own else {},
+    )
+
+
+def made(**given):
+    return Proposer(config(**{"draft_length": 4, **given}), version="0.32.0")
+
+
+def call(proposer, rows):
+    """rows: (tokens, how many of them the pass emitted), as vLLM lays them out: int32 arrays whose rest is left over."""
+    table = np.full((8, MAX_LENGTH), 77, np.int32)
+    counts = np.zeros(8, np.int32)
+    sampled = []
+    for row, (tokens, emitted) in enumerate(rows):
+        table[row, : len(tokens)], counts[row] = tokens, len(tokens)
+        sampled.append(list(tokens[len(tokens) - emitted :]))
+    return proposer.propose(sampled, counts, table, slot_mappings=None)
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """How many texts were read from their beginning."""
+    begun = []
+    begin = texts.Texts._begin
+    monkeypatch.setattr(texts.Texts, "_begin", lambda self, *args: begun.append(1) or begin(self, *args))
+    return begun
+
+
+A, B = [1, 2, 3, 4, 5, 6, 1, 2, 3], [9, 8, 7, 6, 9, 8, 7]
+
+
+def test_what_followed_is_drafted_for_each_row():
+    assert call(made(), [(A, 1), (B, 1), ([3, 1, 4], 1)]) == [[4, 5, 6, 1], [6, 9, 8, 7], []]
+
+
+def test_a_row_that_is_still_read_gets_nothing():
+    assert call(made(), [(A, 0), (B, 1)])[0] == []
+
+
+def test_drafts_end_before_the_context_does():
+    long = (A * 8)[: MAX_LENGTH - 3]
+    assert [len(drafts) for drafts in call(made(), [(long, 1), ((A * 8)[: MAX_LENGTH - 1], 1)])] == [2, 0]
+
+
+def test_a_text_is_found_wherever_its_row_goes(read):
+    """Rows change places when others end, and a new text in an old row is not taken for the one that was there."""
+    proposer = made()
+    call(proposer, [(A, 1), (B, 1)])
+    assert call(proposer, [([*B, 6], 1), ([*A, 4, 5], 2)]) == [[9, 8, 7, 6], [6, 1, 2, 3]]
+    assert len(read) == 2
+    assert call(proposer, [([5, 5, 2], 1), ([*B, 6, 9], 1)])[1] == [8, 7, 6, 9]
+    assert len(read) == 3
+
+
+def test_a_text_comes_back_after_a_preemption(read):
+    """It may come back as it was, or with what it emitted while it was read again."""
+    proposer = made()
+    call(proposer, [(A, 1), (B, 1)])
+    for step in range(1, 5):
+        call(proposer, [([*B, *[6] * step], 1)])
+    assert call(proposer, [([*B, *[6] * 5], 1), ([*A, 4], 1)])[1] == [5, 6, 1, 2]
+    assert len(read) == 2
+
+
+def test_texts_of_the_same_tokens_do_not_share_what_is_known(read):
+    proposer = made()
+    call(proposer, [(A, 1), (A, 1)])
+    assert len(read) == 2
+    assert call(proposer, [([*A, 4], 1), ([*A, 9], 1)]) == [[5, 6, 1, 2], []]
+    assert len(read) == 2
+
+
+def test_a_cancelled_text_leaves_nothing_that_another_could_meet():
+    """The same beginning, and another continuation: what is known of the first is no prefix of the second."""
+    proposer = made()
+    call(proposer, [([*A, 4, 5], 1)])
+    other = [1, 2, 3, 4, 5, 9, 1, 2, 3]
+    assert call(proposer, [(other, 1)]) == call(made(), [(other, 1)]) == [[4, 5, 9, 1]]
+
+
+def test_any_order_of_rows_gets_the_same_drafts():
+    """Random texts that begin, grow, move, pause and end: at each step the drafts of a proposer that has this text alone."""
+    generator = np.random.default_rng(0)
+    proposer, running, alone = made(seqs=8), {}, {}
+    compared = 0
+    for step in range(120):
+        while len(running) < 5:
+            running[step, len(running)] = generator.integers(0, 3, generator.integers(4, 12)).tolist()
+        here = [key for key in running if generator.random() < 0.8]
+        generator.shuffle(here)
+        rows = []
+        for key in map(tuple, here):
+            emitted = int(generator.integers(1, 4))
+            running[key] += generator.integers(0, 3, emitted).tolist()
+            rows.append((running[key], emitted))
+        drafts = call(proposer, rows)
+        for key, row, found in zip(map(tuple, here), rows, drafts, strict=True):
+            assert found == call(alone.setdefault(key, made()), [row])[0]
+            compared += len(found) > 0
+        for key in [key for key, tokens in running.items() if len(tokens) > 50 or generator.random() < 0.05]:
+            del running[key]
+    assert compared > 100
+
+
+def test_memory_is_bounded():
+    proposer = made(seqs=2)
+    for first in range(60):
+        call(proposer, [([first, 1, 2, 3], 1)])
+    assert len(proposer._texts) == 4
+    assert sum(map(len, proposer._texts._by_length.values())) == 4
+
+
+def test_answers_join_a_corpus_only_where_that_is_wanted(monkeypatch):
+    monkeypatch.setattr(corpus, "PENDING", 1)  # sorted in at once
+    for learn in (False, True):
+        proposer = made(seqs=1, learn=learn)
+        call(proposer, [([1, 2], 1)])
+        call(proposer, [([1, 2, 31, 32, 33, 34, 35], 5)])
+        for other in range(4):
+            call(proposer, [([50 + other, 3], 1)])
+        assert call(proposer, [([8, 32, 33], 1)]) == ([[34, 35]] if learn else [[]])
+
+
+# ---------------------------------------------------------------- how many
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.02, 0.1, 0.3, 1.0])
+def test_lengths_are_the_best_of_all_choices(slope):
+    generator = np.random.default_rng(int(slope * 100))
+    for _ in range(20):
+        survivals = [np.cumprod(generator.uniform(0.2, 1.0, generator.integers(0, 4))).tolist() for _ in range(3)]
+
+        def rate(chosen, survivals=survivals):
+            expected = sum(1 + sum(alone[:n]) for alone, n in zip(survivals, chosen, strict=True))
+            return expected / (1 + slope * sum(chosen))
+
+        best = max(map(rate, itertools.product(*(range(len(alone) + 1) for alone in survivals))))
+        chosen = lengths(survivals, slope)
+        assert rate(chosen) >= best / 1.021 and (rate(chosen) == pytest.approx(best) or not any(chosen))
+
+
+def test_the_cost_of_further_tokens_is_learned_from_the_passes():
+    generator = np.random.default_rng(0)
+    times = PassTimes()
+    for step in range(200):
+        extra = 0 if step % 2 else int(generator.integers(1, 12))
+        times.observe(Pass(4, 4 + extra, 0.02 * (1 + 0.3 * extra) * generator.uniform(0.95, 1.05)))
+    assert times.slope == pytest.approx(0.3, rel=0.05)
+    times.observe(Pass(4, 4, 5.0))
+    assert len(times) == 200, "a pass that read a prompt besides is left out"
+    assert times.plain(3) == pytest.approx(0.02, rel=0.05) and PassTimes().plain(3) is None
+
+
+def test_nothing_is_drafted_until_passes_were_timed_and_where_it_does_not_pay():
+    for slope, drafted in ((0.01, True), (3.0, False)):
+        now = [0.0]
+        proposer = Proposer(config(), version="0.32.0", clock=lambda now=now: now[0])
+        tokens, drafts, sizes = list(A), [], []
+        for _ in range(45):
+            new = [*drafts, tokens[len(tokens) + len(drafts) - 6]]  # the text goes round with period 6
+            now[0] += 0.01 * (1 + slope * len(drafts))
+            tokens += new
+            if len(tokens) > MAX_LENGTH - 6:
+                break
+            drafts = call(proposer, [(tokens, len(new))])[0]
+            sizes.append(len(drafts))
+        assert not any(sizes[:LEAST_PASSES])
+        assert (sum(sizes[LEAST_PASSES:]) > 8) == drafted
+
+
+def test_what_became_of_drafts_is_counted():
+    registry = CollectorRegistry()
+    proposer = made()
+    proposer.metrics = Metrics(4, registry)
+
+    def value(name, **labels):
+        return registry.get_sample_value(f"truedraw_{name}_total", labels)
+
+    call(proposer, [(A, 1)])
+    call(proposer, [([*A, 4, 5, 9], 3)])  # 4 and 5 were accepted of 4 5 6 1
+    assert [value("draft_tokens", depth=str(depth)) for depth in (1, 2, 3, 4)] == [1, 1, 1, None]
+    assert [value("accepted_tokens", depth=str(depth)) for depth in (1, 2, 3)] == [1, 1, None]
+    Metrics(4, registry)  # an engine that is made again in this process
+
+
+# ---------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (
+            {"corpsu": "x"},
+            "option of truedraw is 'corpsu': allowed is corpus, learn, corpus_size, draft_length; corpus may be meant",
+        ),
+        ({"corpus": "/no/such/file"}, "truedraw.corpus is '/no/such/file': allowed is a file or folder that is there"),
+        ({"draft_length": -1}, "truedraw.draft_length is -1: allowed is an integer >= 0"),
+        ({"corpus_size": True}, "truedraw.corpus_size is True: allowed is an integer >= 1"),
+        ({"learn": "yes"}, "truedraw.learn is 'yes': allowed is true or false"),
+    ],
+)
+def test_bad_options_are_told_at_the_start(own, message):
+    with pytest.raises(InvalidParameter) as caught:
+        Proposer(config(**own), version="0.32.0")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0.0", "dev"])
+def test_another_vllm_is_refused(version):
+    with pytest.raises(IncompatibleModels, match=f"vLLM {version} is installed, and truedraw knows 0.32 to below 0.33"):
+        Proposer(config(), version=version)
+
+
+def test_without_vllm_that_is_told(monkeypatch):
+    monkeypatch.setattr(options, "PACKAGES", ("no-such-vllm",))
+    with pytest.raises(IncompatibleModels, match="vLLM is not installed"):
+        Proposer(config())
+
+
+def test_importing_it_imports_neither_vllm_nor_torch():
+    code = "import sys, truedraw.integrations.vllm; print(sorted({'vllm', 'torch', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,1 @@
+"""truedraw inside other engines. Nothing else imports this."""

@@ -1,0 +1,132 @@
+"""The proposer that vLLM loads by name: {"method": "custom_class", "model": "truedraw.integrations.vllm.Proposer"}.
+
+Point masses only, from what followed the end of the text earlier in it or in a corpus. vLLM verifies them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from truedraw.drafters.corpus import Corpus
+from truedraw.integrations.vllm import options
+from truedraw.integrations.vllm.metrics import Metrics
+from truedraw.integrations.vllm.steps import LEAST_PASSES, PROBE, Pass, PassTimes, lengths
+from truedraw.integrations.vllm.texts import Known, Texts
+
+_LEAST_MATCH = 2
+
+
+class Proposer:
+    """One per engine process; vLLM calls `propose` after each pass, for the whole batch.
+
+    vllm_config  vLLM's own. Read: speculative_config.num_speculative_tokens, model_config.max_model_len,
+                 scheduler_config.max_num_seqs, additional_config["truedraw"] (options.Options)
+    Raises InvalidParameter or IncompatibleModels, which vLLM shows as the reason why it does not start.
+    """
+
+    def __init__(self, vllm_config: Any, *, version: str | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        options.check_version(version or options.installed())
+        self._options = options.read(vllm_config.additional_config)
+        self._most: int = vllm_config.speculative_config.num_speculative_tokens
+        self._max_length: int = vllm_config.model_config.max_model_len
+        self._texts = Texts(2 * vllm_config.scheduler_config.max_num_seqs, self._most + 1)
+        self._corpus = self._open(vllm_config)
+        self._clock = clock
+        self._times = PassTimes()
+        self._batch: list[Known] = []  # of the last call
+        self._returned: float | None = None  # when it returned
+        self._steps = 0
+        self.metrics = Metrics(self._most)
+
+    def _open(self, vllm_config: Any) -> Corpus | None:
+        """What all requests may copy from. Raises CorpusError."""
+        chosen = self._options
+        if chosen.corpus is None:
+            return Corpus((), limit=chosen.corpus_size, learning=True) if chosen.learn else None
+        from transformers import AutoTokenizer
+
+        from truedraw.drafters.corpus_files import gather
+        from truedraw.runners.transformers_tokenizer import TransformersTokenizer
+
+        model = vllm_config.model_config
+        tokenizer = TransformersTokenizer(AutoTokenizer.from_pretrained(model.tokenizer), model.get_vocab_size())
+        return gather(chosen.corpus, limit=chosen.corpus_size, learning=chosen.learn).open(tokenizer)
+
+    def load_model(self, model: Any) -> None:
+        """vLLM calls it with the target, of which nothing is wanted."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: npt.NDArray[np.int32],
+        token_ids_cpu: npt.NDArray[np.int32],
+        slot_mappings: Any = None,  # vLLM gives it to all proposers
+    ) -> list[list[int]]:
+        """Up to num_speculative_tokens drafts for each row; none for a row that is still being read.
+
+        sampled_token_ids   of each row what the pass emitted; empty: a prompt is not read to its end
+        num_tokens_no_spec  (rows,) tokens of each, the emitted ones included
+        token_ids_cpu       (rows, max_model_len), as long as these say
+        """
+        rows = [row for row, sampled in enumerate(sampled_token_ids) if len(sampled)]
+        texts = [(token_ids_cpu[row, : num_tokens_no_spec[row]], len(sampled_token_ids[row])) for row in rows]
+        found, forgotten = self._texts.find([(tokens, len(tokens) - emitted) for tokens, emitted in texts])
+        self._observe(found, len(rows) == len(sampled_token_ids))
+        self._learn(forgotten)
+        survivals = [self._foresee(known) for known in found]
+        for known, length in zip(found, self._choose(survivals), strict=True):
+            del known.drafts[length:], known.survival[length:]
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        for row, known in zip(rows, found, strict=True):
+            drafts[row] = list(known.drafts)
+        self._batch, self._returned = found, self._clock()
+        return drafts
+
+    def _observe(self, found: Sequence[Known], whole: bool) -> None:
+        """Count what became of the drafts, and take the pass's time if it held what was drafted for and nothing else."""
+        same = whole and len(found) == len(self._batch) and all(a is b for a, b in zip(found, self._batch, strict=True))
+        if same and self._returned is not None and all(len(known.new) for known in found):
+            size = len(found) + sum(len(known.drafts) for known in found)
+            seconds = self._clock() - self._returned
+            self._times.observe(Pass(len(found), size, seconds))
+            plain = self._times.plain(len(found))
+            self.metrics.timed(seconds, plain, sum(len(known.new) for known in found) / len(found))
+        for known in found:
+            if known.drafts and len(known.new):
+                self.metrics.judged(len(known.drafts), known.accepted)
+            known.drafts, known.survival = [], []
+
+    def _foresee(self, known: Known) -> list[float]:
+        """Drafts for a text, as many as could be right, and the survival of each."""
+        room = self._max_length - len(known.tokens) - 1
+        most = min(self._most, room)
+        text = known.text
+        if self._corpus is not None:
+            text.borrow(self._corpus, _LEAST_MATCH)
+        if most > 0 and text.copy is not None and text.copy.length >= _LEAST_MATCH:
+            known.drafts, known.survival, _ = text.survival(most)
+        return known.survival
+
+    def _choose(self, survivals: Sequence[Sequence[float]]) -> list[int]:
+        self._steps += 1
+        fixed = self._options.draft_length
+        if fixed is not None:
+            return [min(fixed, len(survival)) for survival in survivals]
+        if len(self._times) < LEAST_PASSES:
+            return [0] * len(survivals)
+        chosen = lengths(survivals, self._times.slope)
+        if not any(chosen) and self._steps % PROBE == 0 and any(survivals):  # a slope that is not tried stays as it is
+            likeliest = max(range(len(survivals)), key=lambda request: sum(survivals[request][:1]))
+            chosen[likeliest] = 1
+        self.metrics.chosen(chosen)
+        return chosen
+
+    def _learn(self, forgotten: Sequence[Known]) -> None:
+        if self._corpus is not None and self._options.learn:
+            for known in forgotten:
+                self._corpus.add(known.answer.tolist())
