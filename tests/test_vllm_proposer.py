@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from truedraw.drafters import corpus
 from truedraw.errors import IncompatibleModels, InvalidParameter
-from truedraw.integrations.vllm import Proposer, options, texts
+from truedraw.integrations.vllm import Proposer, options, plugin, texts
 from truedraw.integrations.vllm.metrics import Metrics
 from truedraw.integrations.vllm.steps import LEAST_PASSES, Pass, PassTimes, lengths
 
@@ -245,3 +245,47 @@ def test_without_vllm_that_is_told(monkeypatch):
 def test_importing_it_imports_neither_vllm_nor_torch():
     code = "import sys, truedraw.integrations.vllm; print(sorted({'vllm', 'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# ---------------------------------------------------------------- the entry point
+
+
+@pytest.mark.parametrize("value", ["", "0", "off", "OFF"])
+def test_switched_off_the_plug_in_imports_nothing_and_changes_nothing(value):
+    code = (
+        "import sys; from truedraw.integrations.vllm import plugin; plugin.register(); "
+        "print(sorted({'vllm', 'torch', 'prometheus_client'} & set(sys.modules)))"
+    )
+    environ = {"PYTHONPATH": ":".join(sys.path), plugin.SWITCH: value}
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ).stdout == "[]\n"
+
+
+def test_the_entry_point_is_where_vllm_looks():
+    from importlib.metadata import entry_points
+
+    found = [point for point in entry_points(group="vllm.general_plugins") if point.name == "truedraw"]
+    assert found and found[0].load() is plugin.register
+
+
+def test_another_value_of_the_switch_is_told(monkeypatch):
+    monkeypatch.setenv(plugin.SWITCH, "coupled")
+    with pytest.raises(InvalidParameter, match="TRUEDRAW_VLLM is 'coupled': allowed is 1 or on, or 0 or off"):
+        plugin.register()
+
+
+@pytest.mark.parametrize(
+    ("newer", "ahead", "message"),
+    [
+        (True, False, "newer model runner, which draws in its own way: set VLLM_USE_V2_MODEL_RUNNER=0"),
+        (False, True, "start vLLM with --no-async-scheduling"),
+    ],
+)
+def test_what_the_plug_in_does_not_know_is_refused_at_the_start(newer, ahead, message):
+    given = config()
+    given.use_v2_model_runner, given.scheduler_config.async_scheduling = newer, ahead
+    with pytest.raises(IncompatibleModels, match=message):
+        plugin.check(given)
+    given.use_v2_model_runner, given.scheduler_config.async_scheduling = False, False
+    plugin.check(given)
+    given.speculative_config, given.scheduler_config.async_scheduling = None, True
+    plugin.check(given)

@@ -1,0 +1,82 @@
+"""The entry point that vLLM calls in each of its processes (group vllm.general_plugins): off unless TRUEDRAW_VLLM is on."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from truedraw.errors import IncompatibleModels, InvalidParameter
+
+SWITCH = "TRUEDRAW_VLLM"
+ON, OFF = ("1", "on"), ("", "0", "off")
+
+_installed = False
+
+
+def register() -> None:
+    """Let vLLM draw as sampling.py says, if the switch is on; once in a process, however often it is called.
+
+    Raises InvalidParameter for another value of the switch, IncompatibleModels for another version of vLLM.
+    """
+    value = os.environ.get(SWITCH, "").strip().lower()
+    if value in OFF:
+        return
+    if value not in ON:
+        raise InvalidParameter(SWITCH, value, f"{' or '.join(ON)}, or {' or '.join(OFF[1:])}")
+    global _installed
+    if not _installed:
+        from truedraw.integrations.vllm import options
+
+        options.check_version(options.installed())
+        _install()
+        _installed = True
+
+
+def _install() -> None:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
+    from vllm.v1.worker import gpu_model_runner, worker_base
+
+    from truedraw.integrations.vllm import sampling
+
+    runner = gpu_model_runner.GPUModelRunner
+    draw, build, begin = runner._sample, gpu_model_runner.build_logitsprocs, worker_base.WorkerBase.__init__
+
+    def _sample(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
+        holder = self.input_batch.sampling_metadata.thinking_budget_state_holder
+        drawn = spec_decode_metadata is not None and self._draft_probs is not None
+        if drawn or (holder is not None and holder.has_tracked_requests()):
+            return draw(self, logits, spec_decode_metadata)
+        self.input_batch.update_async_output_token_ids()
+        return sampling.sample(self.sampler, self.input_batch, logits, spec_decode_metadata)
+
+    def build_logitsprocs(
+        vllm_config: Any, device: Any, is_pin_memory: bool, is_pooling_model: bool, custom_logitsprocs: Any = ()
+    ) -> Any:
+        """All of vLLM's own processors under speculation too, where it would leave out min-p and logit bias."""
+        if vllm_config.speculative_config and not is_pooling_model and not custom_logitsprocs:
+            return LogitsProcessors(make(vllm_config, device, is_pin_memory) for make in BUILTIN_LOGITS_PROCESSORS)
+        return build(vllm_config, device, is_pin_memory, is_pooling_model, custom_logitsprocs)
+
+    def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        check(vllm_config)
+        begin(self, vllm_config, *args, **kwargs)
+
+    runner._sample = _sample
+    gpu_model_runner.build_logitsprocs = build_logitsprocs
+    worker_base.WorkerBase.__init__ = __init__
+    SamplingParams._validate_spec_decode = lambda self, speculative_config: None
+
+
+def check(vllm_config: Any) -> None:
+    """Raises IncompatibleModels for a way to run that the plug-in does not know."""
+    if vllm_config.use_v2_model_runner:
+        raise IncompatibleModels(
+            f"{SWITCH} is on, and vLLM runs its newer model runner, which draws in its own way: set "
+            "VLLM_USE_V2_MODEL_RUNNER=0, or switch the plug-in off"
+        )
+    if vllm_config.speculative_config is not None and vllm_config.scheduler_config.async_scheduling:
+        raise IncompatibleModels(
+            f"{SWITCH} is on, and drafts are scheduled ahead of the tokens that they follow: start vLLM with "
+            "--no-async-scheduling, or switch the plug-in off"
+        )
