@@ -4,8 +4,8 @@
     python benchmarks/transformers_own.py [--temperature T] [--rounds N] [--assistant FOLDER] [--modules FILE]
 
 The demo model in bfloat16, one process, the shipped workloads; every way answers every prompt in each round, in turns. Figures
-are tokens per second over all rounds and ratios to `generate` without drafts. The assistant is a model with the
-same tokenizer; the demo model has no smaller relative, so that without one assisted generation is left out. Last line: JSON.
+are tokens per second over all rounds and ratios to `generate` without drafts. The assistant is a model with the same
+tokenizer; the demo model has no smaller relative, and without one the first half of its own layers assists. Last line: JSON.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--assistant", type=Path)
     parser.add_argument("--modules", type=Path)
+    parser.add_argument("--workload", help="one of the workloads; default: all")
     given = parser.parse_args()
     _, model, _ = transformers_files.load("smollm2", None, "cpu", print)
     model.eval()
@@ -64,6 +65,8 @@ def main() -> None:
     if given.assistant is not None:
         assistant = transformers.AutoModelForCausalLM.from_pretrained(given.assistant, dtype=model.dtype).eval()
         ways["assisted"] = theirs(model, temperature, assistant_model=assistant)
+    else:
+        ways["assisted"] = theirs(model, temperature, assistant_early_exit=model.config.num_hidden_layers // 2)
     with (
         Engine.load(MODEL, drafter="mtp", mtp_modules=given.modules, context=2048) as mtp,
         Engine.load(MODEL, drafter="suffix+mtp", mtp_modules=given.modules, context=2048) as both,
@@ -75,6 +78,8 @@ def main() -> None:
         }
         figures = {}
         for name, texts in workloads.read(workloads.shipped(), raw=False).items():
+            if given.workload not in (None, name):
+                continue
             prompts = [mtp.encode(text) for text in texts]
             made, took = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0.0)
             for way in ways.values():

@@ -87,6 +87,28 @@ def test_copies_drawn_from_counts_and_the_draft_model_in_turn(monkeypatch, blurr
     assert name != "token" or agrees(watch)
 
 
+@pytest.mark.parametrize("name", ["block", pytest.param("token", marks=pytest.mark.long)])
+def test_the_shipped_mtp_modules_draw_from_p(monkeypatch, name):
+    """A trimmed vocabulary: q is 0 on the other five tokens of six."""
+    watch = watched_run(monkeypatch, None, name, RULES[name], 800, drafter="mtp")
+    assert watch.smallest_p_value() > ALPHA / len(DIRECTIONS)
+    assert name != "token" or agrees(watch)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["token", "block", "coupled"])
+def test_the_shipped_mtp_modules_draw_from_p_over_20_000_tokens(monkeypatch, name):
+    watch = watched_run(monkeypatch, None, name, RULES[name], 20_000, drafter="mtp")
+    assert watch.smallest_p_value() > ALPHA / (7 * len(DIRECTIONS))
+    assert name != "token" or agrees(watch)
+
+
+@pytest.mark.long
+def test_resampling_from_p_is_found_behind_mtp_drafts(monkeypatch):
+    watch = watched_run(monkeypatch, None, "token", lossy.biased_resample, 1200, drafter="mtp")
+    assert watch.smallest_p_value() < ALPHA / len(DIRECTIONS)
+
+
 @pytest.mark.long
 def test_resampling_from_p_is_found(monkeypatch, blurred):
     watch = watched_run(monkeypatch, blurred, "token", lossy.biased_resample, 1200)

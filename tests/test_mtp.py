@@ -469,3 +469,42 @@ def test_the_registry_makes_it_and_says_what_a_target_lacks(tmp_path):
         Engine.load("toy", drafter="suffix", mtp_modules=path)
     with pytest.raises(IncompatibleModels, match="toy"):
         Engine.load("toy", drafter="mtp", mtp_modules=path)
+
+
+# ---------------------------------------------------------------- the modules that are shipped
+
+
+def test_the_shipped_modules_are_small_and_say_where_they_come_from():
+    card = mtp_modules.SHIPPED.with_suffix(".md").read_text()
+    assert mtp_modules.SHIPPED.stat().st_size <= 12_000_000
+    shipped = mtp_modules.load(mtp_modules.SHIPPED)
+    assert shipped.shape.width == 576 and len(shipped.draft_ids) == 8192
+    assert "truedraw train mtp --model smollm2" in card and "--seed" in card
+
+
+@pytest.mark.model
+def test_the_shipped_modules_foresee_an_answer():
+    """Greedy, as drafting at temperature 0 does: at a fixed length of two, a third of the first drafts at least."""
+    with Engine.load("smollm2", drafter="mtp", draft_length=2, context=512) as made:
+        params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+        drafted = made.generate([[{"role": "user", "content": "Why do birds sing in the morning?"}]], params)[0]
+        plain = made.generate([[{"role": "user", "content": "Why do birds sing in the morning?"}]], params, max_draft=0)[0]
+    assert drafted.tokens == plain.tokens
+    assert drafted.stats.accepted >= drafted.stats.proposed / 3 and drafted.stats.proposed > 40
+
+
+@pytest.mark.long
+@pytest.mark.model
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_of_a_seed_on_transformers_in_float32(temperature):
+    """12 prompts of 80 tokens, where rows of different passes agree to 1e-6 or so: with and without drafts the same texts."""
+    pytest.importorskip("torch")
+    prompts = [
+        [{"role": "user", "content": f"Tell me about {thing}."}] for thing in ["rain", "salt", "owls", "maps", "tea", "ice"]
+    ]
+    with Engine.load("hf:smollm2@f32", drafter="mtp", draft_length=3, context=512) as made:
+        for seed in (1, 2):
+            params = SamplingParams(temperature=temperature, max_tokens=80, seed=seed)
+            drafted, plain = (made.generate(prompts, params, max_draft=most) for most in (None, 0))
+            assert [result.tokens for result in drafted] == [result.tokens for result in plain]
+            assert sum(result.stats.accepted for result in drafted) > 40

@@ -1,0 +1,47 @@
+"""Runs vLLM once, in a process of its own, and prints what it emitted: a helper of test_vllm_engine.py.
+
+Standard input: {"engine": options of vllm.LLM, "runs": [{"prompts": [[ids]], "params": [{...}], "together": n,
+"abort": [...]}]}. Last line of standard output: for each run a list of token lists.
+"""
+
+import json
+import sys
+
+from vllm import LLM, SamplingParams
+
+
+def run(llm, prompts, params, together, abort):
+    """The tokens of each prompt; `together` of them are in the engine at a time. abort: numbers of those that are cancelled
+    once each has emitted something, and whose place is None."""
+    engine, texts = llm.llm_engine, [None] * len(prompts)
+    waiting, running, cancelled = list(range(len(prompts))), set(), set()
+    names = {}
+    while waiting or running:
+        while waiting and len(running) < together:
+            number = waiting.pop(0)
+            names[str(number)] = engine.add_request(str(number), {"prompt_token_ids": prompts[number]}, params[number])
+            running.add(number)
+        for output in engine.step():
+            number = int(output.request_id)
+            if number in abort and number not in cancelled and not output.finished and output.outputs[0].token_ids:
+                engine.abort_request([output.request_id])
+                cancelled.add(number)
+                running.discard(number)
+            elif output.finished:
+                texts[number] = list(output.outputs[0].token_ids)
+                running.discard(number)
+    return texts
+
+
+def main():
+    given = json.load(sys.stdin)
+    llm = LLM(**given["engine"])
+    results = []
+    for one in given["runs"]:
+        params = [SamplingParams(**params) for params in one["params"]]
+        results.append(run(llm, one["prompts"], params, one.get("together", 1), set(one.get("abort", []))))
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
