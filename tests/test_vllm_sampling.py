@@ -204,3 +204,68 @@ def test_the_batch_keeps_seeds_and_no_generators():
     batch.generators[0].set_offset(batch.generators[0].get_offset() - 4)
     copied = copy.copy(batch)
     assert sampling.sample(Sampler(), copied, rows[0][:1].clone(), None).sampled_token_ids.tolist() == first
+
+
+# ---------------------------------------------------------------- drafts that were drawn
+
+
+def two_tokens(generator, params, n, rng):
+    """n steps of two drafts each, drawn from q: the first two tokens emitted, those of a next step drawn from p itself."""
+    p = torch.full((3, VOCAB), -torch.inf)
+    p[:, :4] = torch.from_numpy(generator.normal(size=(3, 4))).float()
+    q = torch.zeros(2, VOCAB)
+    q[:, :4] = torch.from_numpy(generator.dirichlet(np.ones(4), 2)).float()
+    shares = q[:, :4].double().numpy() / q[:, :4].double().sum(1, keepdim=True).numpy()
+    drafts = rng.multinomial(1, np.broadcast_to(shares, (n, 2, 4))).argmax(-1).tolist()
+    batch = batch_of([params] * n, [[1, 2]] * n, [[] for _ in range(n)], drafts)
+    out = sampling.sample(Sampler(), batch, p.repeat(n, 1), spec_of(drafts), q.repeat(n, 1))
+    return p[:, :4].softmax(1).numpy(), q[:, :4].numpy(), out.sampled_token_ids.numpy()
+
+
+@pytest.mark.parametrize("name", ["temperature 1", "min-p"])
+def test_drawn_drafts_leave_the_law_and_are_accepted_as_blocks(name):
+    """Null: the first emitted token ~ p, and given it the second, where there is one in the step, has the law that block
+    verification leaves; both are rows that do not depend on the text here, so that with a token from p for what a step lacks
+    the pair ~ p x p. n = 20,000, 16 cells: chi2(15) above 54 has probability 3e-6; keeping drafts with min(1, p/q) and then
+    drawing from p is found with power > 0.99."""
+    rng = np.random.default_rng(5)
+    counts, emitted = np.zeros((4, 4)), 0
+    for _ in range(40):
+        p, q, tokens = two_tokens(np.random.default_rng(7), params_of(name, None), 500, rng)
+        if name == "min-p":
+            p = np.where(p >= 0.2 * p.max(1, keepdims=True), p, 0)
+            p /= p.sum(1, keepdims=True)
+        for row in tokens:
+            second = row[1] if row[1] != sampling.REJECTED else rng.choice(4, p=p[1] / p[1].sum())
+            counts[row[0], second] += 1
+            emitted += int((row != sampling.REJECTED).sum())
+    expected = 20_000 * p[0][:, None] * p[1][None, :]
+    inside = expected > 0
+    assert not counts[~inside].any()
+    assert ((counts - expected)[inside] ** 2 / expected[inside]).sum() < 54
+    token_rule = np.minimum(p[0], q[0]).sum() * (1 + np.minimum(p[1], q[1]).sum())
+    assert emitted / 20_000 - 1 > token_rule - 0.02, "blocks accept at least what single tokens would"
+
+
+def test_seeds_and_greedy_requests_keep_their_text_with_drawn_drafts():
+    generator = np.random.default_rng(2)
+    for _ in range(30):
+        names, seeds = ["temperature 1", "greedy", "top-p"], [5, None, 6]
+        params, prompts, outputs, drafts, rows = problem(generator, names, seeds)
+        if not any(drafts):
+            continue
+        q = torch.full((sum(map(len, drafts)), VOCAB), 1 / VOCAB)
+        out = sampling.sample(Sampler(), batch_of(params, prompts, outputs, drafts), torch.cat(rows).clone(), spec_of(drafts), q)
+        for i in range(3):
+            emitted = [token for token in out.sampled_token_ids[i].tolist() if token != sampling.REJECTED]
+            assert emitted == steps(params[i], prompts[i], outputs[i], drafts[i], rows[i])
+
+
+def test_a_row_that_is_no_law_does_not_stop_a_request():
+    drafts = [[3], [4]]
+    params = [params_of("temperature 1", None)] * 2
+    q = torch.zeros(2, VOCAB)  # the first draft's row gives its token nothing
+    q[0, 9] = q[1, 4] = 1.0
+    rows = torch.zeros(4, VOCAB)
+    out = sampling.sample(Sampler(), batch_of(params, [[1], [1]], [[], []], drafts), rows, spec_of(drafts), q)
+    assert (out.sampled_token_ids[:, 0] >= 0).all()

@@ -44,11 +44,11 @@ def _install() -> None:
 
     def _sample(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
         holder = self.input_batch.sampling_metadata.thinking_budget_state_holder
-        drawn = spec_decode_metadata is not None and self._draft_probs is not None
-        if drawn or (holder is not None and holder.has_tracked_requests()):
+        if holder is not None and holder.has_tracked_requests():  # it counts the tokens of a thought by the batch's rows
             return draw(self, logits, spec_decode_metadata)
         self.input_batch.update_async_output_token_ids()
-        return sampling.sample(self.sampler, self.input_batch, logits, spec_decode_metadata)
+        drawn_from = None if spec_decode_metadata is None else self._get_spec_decode_draft_probs(spec_decode_metadata)
+        return sampling.sample(self.sampler, self.input_batch, logits, spec_decode_metadata, drawn_from)
 
     def build_logitsprocs(
         vllm_config: Any, device: Any, is_pin_memory: bool, is_pooling_model: bool, custom_logitsprocs: Any = ()

@@ -25,6 +25,9 @@ from vllm.v1.sample.logits_processor.builtin import (
     MinPLogitsProcessor,
     MinTokensLogitsProcessor,
 )
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+from truedraw.verify.torch import Batch, Uniforms, verify_block
 
 REJECTED = -1
 """What vLLM takes out of the emitted tokens."""
@@ -52,11 +55,13 @@ class Seed:
         return torch.Generator(device).manual_seed(int.from_bytes(digest) >> 1)
 
 
-def sample(sampler: Any, batch: Any, logits: Tensor, spec: Any | None) -> SamplerOutput:
+def sample(sampler: Any, batch: Any, logits: Tensor, spec: Any | None, draft_probs: Tensor | None = None) -> SamplerOutput:
     """The tokens of a step, (requests, 1 + the most drafts), REJECTED behind the first that was no draft.
 
     sampler  vLLM's; batch: its InputBatch; spec: SpecDecodeMetadata, None for a step without drafts
     logits   (drafts + requests, vocab): of each request the rows behind its last token and behind each draft
+    draft_probs  (drafts, vocab) the rows that drafts were drawn from: those of requests at a temperature above 0 without a
+             seed are then judged together (rule `block`), which accepts more of them; None: all drafts are point masses
     """
     metadata = batch.sampling_metadata
     for request, generator in batch.generators.items():
@@ -73,11 +78,17 @@ def sample(sampler: Any, batch: Any, logits: Tensor, spec: Any | None) -> Sample
     }
     if spec is None:
         return sampler(logits=logits, sampling_metadata=replace(metadata, generators=seeded))
-    expanded = expand(metadata, requests, offsets, logits.device)
-    out = sampler(logits=logits, sampling_metadata=replace(expanded, generators=seeded))
+    expanded = replace(expand(metadata, requests, offsets, logits.device), generators=seeded)
     width = max(counts) + 1
     place = torch.from_numpy(requests * width + offsets).to(logits.device, non_blocking=True)
+    laws = None if draft_probs is None or metadata.all_greedy else _laws(sampler, logits, expanded)
+    out = sampler(logits=logits, sampling_metadata=expanded)
     emitted = coupled(out.sampled_token_ids[:, 0], spec.draft_token_ids, counts, place, width)
+    if laws is not None and draft_probs is not None:
+        judged = blocks(laws, draft_probs, spec.draft_token_ids, counts, width)
+        drawn = torch.tensor([request not in batch.generators for request in range(len(counts))], device=logits.device)
+        drawn &= (metadata.temperature[: len(counts)] > 0) & (judged[:, 0] != REJECTED)
+        emitted = torch.where(drawn[:, None], judged, emitted)
     return SamplerOutput(sampled_token_ids=emitted, logprobs_tensors=_padded(out.logprobs_tensors, place, emitted.numel()))
 
 
@@ -99,6 +110,31 @@ def coupled(drawn: Tensor, drafts: Tensor, counts: Sequence[int], place: Tensor,
     kept = (table == wanted).to(torch.int32).cumprod(dim=1)
     before = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], dim=1)
     return torch.where(before.bool(), table, REJECTED)
+
+
+def blocks(laws: Tensor, draft_probs: Tensor, drafts: Tensor, counts: Sequence[int], width: int) -> Tensor:
+    """What block verification emits of each request, (requests, width); REJECTED everywhere where a row is no law.
+
+    laws  (drafts + requests, vocab) of the target; the others as in `sample` and `coupled`
+    """
+    requests, device = len(counts), laws.device
+    batch = Batch(drafts.long(), torch.tensor(counts, device=device), laws, draft_probs[:, : laws.shape[1]], width - 1)
+    accept, residual = (torch.rand(requests, width - 1, dtype=torch.float64, device=device) for _ in range(2))
+    verdicts = verify_block(batch, Uniforms(accept, residual, torch.rand(requests, dtype=torch.float64, device=device)))
+    place = torch.arange(width, device=device)[None, :]
+    first = torch.cumsum(batch.num_drafts, 0) - batch.num_drafts
+    index = (first[:, None] + place).clamp(max=max(len(drafts) - 1, 0))
+    table = torch.where(place < verdicts.num_accepted[:, None], drafts[index].long(), REJECTED)
+    return torch.where(place == verdicts.num_accepted[:, None], verdicts.next_token[:, None], table).to(torch.int32)
+
+
+def _laws(sampler: Any, logits: Tensor, metadata: Any) -> Tensor:
+    """(rows, vocab) what the sampler draws from, as its own steps make it; rows of greedy requests are not to be used."""
+    rows = sampler.apply_logits_processors(logits.to(torch.float32, copy=True), metadata, False)
+    rows = sampler.apply_temperature(rows, metadata.temperature, metadata.all_random)
+    for processor in metadata.logitsprocs.argmax_invariant:
+        rows = processor.apply(rows)
+    return apply_top_k_top_p(rows, metadata.top_k, metadata.top_p).softmax(dim=-1, dtype=torch.float32)
 
 
 def _padded(rows: LogprobsTensors | None, place: Tensor, size: int) -> LogprobsTensors | None:
