@@ -22,6 +22,7 @@ from truedraw.train.network import first_weights, match, unrolled
 from truedraw.train.store import Answer
 
 EVALUATION_SHARE = 0.06
+PATIENCE_SHARE = 0.5
 MOST_JUDGED = 4096
 """Tokens of held-out answers that evaluations on the way look at; the last one looks at all."""
 
@@ -40,7 +41,8 @@ class LearningOptions:
     matrix_rate, vector_rate  learning rates of the matrices (Muon) and of the norms (AdamW)
     matrix_decay   decoupled weight decay of the matrices: answers are few, and are seen many times
     kl, tv         weights of the two parts of the loss, see network.match
-    patience       evaluations without a better one that end it
+    patience       evaluations without a better one that end it, if they also took PATIENCE_SHARE of the time: a run that goes on
+                   for longer than was planned learns fast again, and is worse for a while
     evaluate_every, checkpoint_every  seconds of learning; evaluations take EVALUATION_SHARE of the time at most
     """
 
@@ -150,7 +152,14 @@ class Learning:
     def _over(self) -> bool:
         options, progress = self.options, self.progress
         out_of_steps = options.steps is not None and progress.step >= options.steps
-        return out_of_steps or progress.seconds >= options.seconds or progress.since >= options.patience
+        return out_of_steps or progress.seconds >= options.seconds or self._out_of_patience()
+
+    def _out_of_patience(self) -> bool:
+        options, progress = self.options, self.progress
+        if progress.since < options.patience:
+            return False
+        took = progress.seconds - progress.history[-1 - progress.since]["seconds"]
+        return math.isinf(options.seconds) or took >= PATIENCE_SHARE * options.seconds
 
     @property
     def share_done(self) -> float:
