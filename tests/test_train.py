@@ -288,6 +288,10 @@ def test_it_learns_and_stops_when_it_gets_no_better(tmp_path):
     ticks = iter(range(10**6))
     made.run(clock=lambda: float(next(ticks)))  # it learns no more
     assert made.progress.since == 3 and made.progress.step < 400
+    best = made.progress.history[-4]["seconds"]
+    made.options = replace(made.options, seconds=2000.0, steps=None, evaluate_every=20)  # half of the time has to pass as well
+    made.run(clock=lambda: float(next(ticks)))
+    assert best + 1000 <= made.progress.seconds < best + 1100
 
 
 # ---------------------------------------------------------------- the whole of it

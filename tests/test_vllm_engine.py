@@ -91,10 +91,45 @@ def test_texts_are_those_without_speculation(run, prompts, kind):
     """Alone and four at a time, with and without drafts: one text for each prompt."""
     params = GREEDY if kind == "greedy" else SEEDED
     runs = [{"prompts": prompts, "params": params, "together": together} for together in (1, 4)]
-    alone, together = run(runs, drafts=False)
+    alone, together = run(runs, drafts=False)["texts"]
     floor = different(alone, together)
     print(f"\n{kind}: without drafts, one against four at a time: {len(floor)} of 50 texts differ, first at {floor}")
-    for name, texts in zip(("one at a time", "four at a time"), run(runs), strict=True):
+    for name, texts in zip(("one at a time", "four at a time"), run(runs)["texts"], strict=True):
         found = different(alone, texts)
         print(f"{kind}: drafts, {name}: {len(found)} of 50 texts differ, first at {found}")
         assert len(found) <= len(floor) + MOST_DIFFERENT
+
+
+def test_cancelled_and_preempted_requests_change_no_text(run, prompts):
+    """Four at a time with room for little more than one: requests lose their cache in the middle, and two are cancelled."""
+    params = [{**one, "max_tokens": 150} for one in SEEDED[:12]]
+    small = {"block_size": 32, "max_model_len": 256, "num_gpu_blocks_override": 12}
+    one = [{"prompts": prompts[:12], "params": params, "together": 1}]
+    crowded = [{"prompts": prompts[:12], "params": params, "together": 4, "abort": [3, 8]}]
+    alone = run(one, drafts=False, **small)["texts"][0]
+    told = run(crowded, **small)
+    assert told["preemptions"] > 0
+    texts = told["texts"][0]
+    assert texts[3] is None and texts[8] is None
+    kept = [i for i in range(12) if i not in (3, 8)]
+    found = different([alone[i] for i in kept], [texts[i] for i in kept])
+    print(f"\n{told['preemptions']:.0f} preemptions, 2 cancelled: {len(found)} of 10 texts differ, first at {found}")
+    assert len(found) <= MOST_DIFFERENT
+
+
+def test_parameters_that_vllm_refuses_under_speculation_work(run, prompts):
+    params = [
+        {"temperature": 1.0, "seed": seed, "max_tokens": TOKENS, "min_p": 0.1, "logit_bias": {"28": -5.0}} for seed in range(8)
+    ]
+    runs = [{"prompts": prompts[:8], "params": params, "together": 4}]
+    plain, drafted = (run(runs, drafts=drafts)["texts"][0] for drafts in (False, True))
+    found = different(plain, drafted)
+    print(f"\nmin-p and logit bias: {len(found)} of 8 texts differ, first at {found}")
+    assert len(found) <= 1
+
+
+def test_switched_off_vllm_draws_as_without_the_package(run, prompts):
+    """And refuses what it refuses by itself."""
+    runs = [{"prompts": prompts[:2], "params": [{"min_p": 0.1, "max_tokens": 4}] * 2}]
+    with pytest.raises(AssertionError, match="not yet supported with speculative decoding"):
+        run(runs, on=False)

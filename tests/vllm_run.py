@@ -1,7 +1,7 @@
 """Runs vLLM once, in a process of its own, and prints what it emitted: a helper of test_vllm_engine.py.
 
 Standard input: {"engine": options of vllm.LLM, "runs": [{"prompts": [[ids]], "params": [{...}], "together": n,
-"abort": [...]}]}. Last line of standard output: for each run a list of token lists.
+"abort": [...]}]}. Last line of standard output: {"texts": for each run a list of token lists, "preemptions": of all}.
 """
 
 import json
@@ -35,12 +35,13 @@ def run(llm, prompts, params, together, abort):
 
 def main():
     given = json.load(sys.stdin)
-    llm = LLM(**given["engine"])
+    llm = LLM(**given["engine"], disable_log_stats=False)
     results = []
     for one in given["runs"]:
         params = [SamplingParams(**params) for params in one["params"]]
         results.append(run(llm, one["prompts"], params, one.get("together", 1), set(one.get("abort", []))))
-    print(json.dumps(results))
+    preempted = sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions")
+    print(json.dumps({"texts": results, "preemptions": preempted}))
 
 
 if __name__ == "__main__":
