@@ -4,7 +4,7 @@ Both do the same float64 operations in the same order, so that they give the sam
 sums run in fixed lanes, exp is one polynomial, and nothing is contracted or reordered. NumPy answers
 until `warm` has made the loops ready, and where numba is not installed; that costs speed alone.
 
-What NumPy does as fast has no loop: penalties, top-p, min-p, the race itself (benchmarks/kernels.py).
+What NumPy does as fast has no loop: penalties, top-p, min-p, the race itself (benchmarks/kernel_speed.py).
 """
 
 from __future__ import annotations

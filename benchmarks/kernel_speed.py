@@ -6,7 +6,7 @@ installed; and reading the rows once (their maxima). All alternate in one proces
 which the quickest counts (the first finds the caches as the column before left them: 0.1 ms more for top-k); medians
 over the rounds, in microseconds.
 
-    python benchmarks/kernels.py [REPEATS]
+    python benchmarks/kernel_speed.py [REPEATS]
 
 The second table is the kernels one by one. What was tried as a loop and dropped, at a vocabulary of 49k: the
 maxima of neighbouring ids for top-k (37 us, NumPy's of strided groups 25 us; the loop that stayed takes those too).
