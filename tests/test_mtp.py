@@ -490,7 +490,8 @@ def test_the_shipped_modules_foresee_an_answer():
         drafted = made.generate([[{"role": "user", "content": "Why do birds sing in the morning?"}]], params)[0]
         plain = made.generate([[{"role": "user", "content": "Why do birds sing in the morning?"}]], params, max_draft=0)[0]
     assert drafted.tokens == plain.tokens
-    assert drafted.stats.accepted >= drafted.stats.proposed / 3 and drafted.stats.proposed > 40
+    proposed, accepted = drafted.stats.proposed_by_depth[0], drafted.stats.accepted_by_depth[0]
+    assert accepted >= proposed / 3 and proposed >= 25
 
 
 @pytest.mark.long
