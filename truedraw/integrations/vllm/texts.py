@@ -113,7 +113,3 @@ class Texts:
         same.discard(id(known))
         if not same:
             del self._by_length[len(known.tokens)]
-
-    def clear(self) -> list[Known]:
-        """Forget all of them."""
-        return [self._forget() for _ in range(len(self._known))]
