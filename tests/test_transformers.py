@@ -26,7 +26,7 @@ from truedraw.errors import (  # noqa: E402
 )
 from truedraw.protocols import Chunk, Threaded  # noqa: E402
 from truedraw.registry import LoadOptions, Model, load_model  # noqa: E402
-from truedraw.runners import transformers_files  # noqa: E402
+from truedraw.runners import transformers_cache, transformers_files  # noqa: E402
 from truedraw.runners.toy import ByteTokenizer  # noqa: E402
 from truedraw.runners.transformers import TransformersRunner  # noqa: E402
 from truedraw.runners.transformers_tokenizer import TransformersTokenizer  # noqa: E402
@@ -36,8 +36,8 @@ TEXT = (np.arange(60) * 37 + 11) % tiny_models.VOCAB
 ONE_THREAD = LoadOptions(threads=1)
 
 
-def runner_of(architecture, **options):
-    return TransformersRunner(tiny_models.model(architecture, **options), context=128, num_slots=2, threads=1)
+def runner_of(architecture, num_slots=2, **options):
+    return TransformersRunner(tiny_models.model(architecture, **options), context=128, num_slots=num_slots, threads=1)
 
 
 def feed(runner, tokens, rows, slot=0, **options):
@@ -79,6 +79,60 @@ def test_a_slot_is_cut_again_and_again_to_any_length(architecture):
         np.testing.assert_allclose(rows, expected[length : length + 5], atol=1e-4)
 
 
+@pytest.mark.parametrize("architecture", ["Qwen2", "Llama", "GPT2", "Granite", "Mistral", "Gemma2"])
+def test_texts_side_by_side_have_the_rows_of_each_alone(monkeypatch, architecture):
+    """Texts of unlike lengths, some replaced by longer and by shorter ones, until columns are dropped at the left."""
+    monkeypatch.setattr(transformers_cache, "_FIRST_TOKENS", 8)  # buffers grow on the way
+    runner, alone = runner_of(architecture, num_slots=3), runner_of(architecture)
+    batch = runner.side_by_side()
+    assert batch.num_texts == 3
+    generator = np.random.default_rng(5)
+    texts = [[], [], []]
+
+    def begin(places, lengths):
+        for place, length in zip(places, lengths, strict=True):
+            texts[place] = generator.integers(3, 250, length).astype(np.int32).tolist()
+        batch.begin(places, [np.array(texts[place], np.int32) for place in places])
+
+    begin((0, 2), (2, 5))
+    begin((1,), (9,))
+    widest = 0
+    for step in range(150):
+        if step % 20 == 7:
+            begin((step // 20 % 3,), (30 if step > 80 else 3,))
+        if step == 100:
+            begin((0, 2), (40, 1))
+        places = [2, 0, 1]
+        if 60 < step < 67:
+            places = [1]  # 0 and 2 are begun anew before they are needed again
+        if step == 67:
+            begin((0, 2), (4, 6))
+        tokens = generator.integers(3, 250, len(places)).astype(np.int32)
+        rows = batch.step(places, tokens)
+        widest = max(widest, batch._columns)
+        for place, token in zip(places, tokens.tolist(), strict=True):
+            texts[place].append(token)
+        if step % 10 == 9:
+            for row, place in enumerate(places):
+                alone.rollback(0, 0)
+                own = feed(alone, texts[place], 1, hidden=("final",))
+                np.testing.assert_allclose(rows.logits[row], own.logits[0], atol=2e-4)
+                np.testing.assert_allclose(rows.hidden["final"][row], own.hidden["final"][0], atol=2e-4)
+    assert widest < 150, "columns that no text needs stay"
+
+
+@pytest.mark.parametrize("architecture", ["Mamba", "Lfm2"])
+def test_what_keeps_a_state_is_not_computed_side_by_side(architecture):
+    assert runner_of(architecture, num_slots=3).side_by_side() is None
+
+
+def test_a_model_that_ignores_the_mask_is_not_computed_side_by_side(monkeypatch):
+    runner = runner_of("Llama", num_slots=2)
+    compute = runner.compute_texts
+    monkeypatch.setattr(runner, "compute_texts", lambda cache, tokens, seen: compute(cache, tokens, np.ones_like(seen)))
+    assert runner.side_by_side() is None
+
+
 @pytest.mark.parametrize("architecture", ["Mamba", "Lfm2"])
 def test_what_keeps_a_state_forgets_everything_or_nothing(architecture):
     runner = runner_of(architecture)
@@ -107,7 +161,6 @@ def test_an_encoder_is_refused():
 
 
 def test_a_model_that_ignores_its_cache_is_refused(monkeypatch):
-    from truedraw.runners import transformers_cache
 
     monkeypatch.setattr(transformers_cache.PrefixLayer, "get_seq_length", lambda self: 0)  # positions start anew
     with pytest.raises(ModelFileError, match="no causal language model whose cache can be continued"):
@@ -115,7 +168,6 @@ def test_a_model_that_ignores_its_cache_is_refused(monkeypatch):
 
 
 def test_a_cut_that_does_not_cut_is_found_at_load(monkeypatch):
-    from truedraw.runners import transformers_cache
 
     monkeypatch.setattr(transformers_cache.PrefixLayer, "crop", lambda self, count: None)
     assert not runner_of("Qwen2").can_rollback

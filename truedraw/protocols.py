@@ -167,6 +167,34 @@ class Threaded(Protocol):
         ...
 
 
+class TextBatch(Protocol):
+    """Texts that grow by a token each at a time, none of which is ever cut.
+
+    num_texts  at a time
+    refill     how many places should be free before new texts are begun there
+    """
+
+    num_texts: int
+    refill: int
+
+    def begin(self, places: Sequence[int], texts: Sequence[TokenArray]) -> None:
+        """Put new texts, their first tokens, in these places: what was there is forgotten."""
+        ...
+
+    def step(self, places: Sequence[int], tokens: TokenArray) -> Rows:
+        """Append one token to each of these texts: their rows, (n, vocab), and final states."""
+        ...
+
+
+@runtime_checkable
+class SideBySide(Protocol):
+    """What a runner can do besides: generate texts in one pass for all, where its slots are computed one after the other."""
+
+    def side_by_side(self) -> TextBatch | None:
+        """As many as there are slots, fewer where memory asks for it. None: not with this model."""
+        ...
+
+
 class Tokenizer(Protocol):
     """Text to token ids and back to bytes.
 

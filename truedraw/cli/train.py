@@ -34,7 +34,7 @@ def mtp(
     draft_vocab: Annotated[int, typer.Option(help="Tokens that can be drafted, the target's likeliest.")] = 8192,
     depths: Annotated[int, typer.Option(help="Drafts in a row that are trained.")] = 3,
     cache_mb: Annotated[int, typer.Option(help="Hidden states on the disk at most, in MB.")] = 1024,
-    slots: Annotated[int, typer.Option(help="Answers at a time.")] = 32,
+    slots: Annotated[int | None, typer.Option(help="Answers at a time (32, with transformers up to 128).")] = None,
     threads: opt.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> int:
@@ -44,7 +44,7 @@ def mtp(
     from truedraw.train.mtp import TrainOptions, train
 
     for name, value in (("depths", depths), ("cache_mb", cache_mb), ("slots", slots)):
-        if value < 1:
+        if value is not None and value < 1:
             raise InvalidParameter(name, value, "an integer >= 1")
     if seed < 0:
         raise InvalidParameter("seed", seed, "an integer >= 0")
@@ -54,8 +54,9 @@ def mtp(
     options = replace(options, learning=replace(options.learning, depths=depths))
     if threads is not None:
         use_threads(threads)
-    held = LoadOptions(context=LONGEST + 576, slots=slots, threads=threads, clip_context=True)
-    if model != "toy" and not model.startswith(TRANSFORMERS):
+    on_transformers = model.startswith(TRANSFORMERS)
+    held = LoadOptions(context=LONGEST + 576, slots=slots or (128 if on_transformers else 32), threads=threads, clip_context=True)
+    if model != "toy" and not on_transformers:
         held = replace(held, kv_unified=False)  # in one cache every answer would read past all the others
     with output.Progress() as progress:
         target = load_model(model, held, progress.say)

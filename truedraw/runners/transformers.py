@@ -12,6 +12,7 @@ from truedraw.errors import InvalidParameter, MissingExtra, ModelFileError, Roll
 from truedraw.protocols import Chunk, Rows, TokenMatrices
 from truedraw.runners import transformers_cache as caches
 from truedraw.runners.machine import cores, processor, spelled_threads, thread_counts
+from truedraw.runners.transformers_batch import TextBatch, texts_at_a_time
 
 try:
     import torch
@@ -92,7 +93,7 @@ class TransformersRunner:
         self._kept = 0
         self._final: Any = None
         self._hook = head.register_forward_pre_hook(self._read_state)
-        self._caches: list[Any] = [self._new_cache() for _ in range(num_slots)]
+        self._caches: list[Any] = [self.new_cache() for _ in range(num_slots)]
         self._lengths = [0] * num_slots
         self._unsure: set[int] = set()
         """Slots whose caches may hold more than their lengths say: a pass did not come to its end."""
@@ -103,13 +104,14 @@ class TransformersRunner:
             self.close()
             raise
 
-    def _new_cache(self) -> Any:
+    def new_cache(self) -> Any:
+        """An empty cache of one text, or of texts side by side."""
         return caches.new_cache(self._model.config, self.max_length)
 
     def _read_state(self, _head: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Before the output matrix is applied: let it have the kept rows only, and remember what they are."""
         states = args[0][:, args[0].shape[1] - self._kept :]
-        self._final = states[0]
+        self._final = states
         return (states, *args[1:])
 
     # ------------------------------------------------------------ at load
@@ -134,14 +136,15 @@ class TransformersRunner:
                 f"{name} is no causal language model whose cache can be continued: its rows depend on tokens behind them, or "
                 "not on cached ones"
             )
-        cache = self._new_cache()
-        self._compute(cache, text[:_BEGUN], 0)
-        pieces = self._compute(cache, text[_BEGUN:], _TRIED - _BEGUN)[0]
-        self._continues = _distance(pieces, whole[_BEGUN:]) <= max(_ROUNDING, 4 * singles)
+        cache = self.new_cache()
+        self.compute(cache, text[:_BEGUN], 0)
+        pieces = self.compute(cache, text[_BEGUN:], _TRIED - _BEGUN)[0]
+        self._rounding = max(_ROUNDING, 4 * singles)
+        self._continues = _distance(pieces, whole[_BEGUN:]) <= self._rounding
         self.can_rollback = caches.can_crop(cache)
         if self.can_rollback:
             caches.crop(cache, _BEGUN)
-            again = self._compute(cache, text[_BEGUN:], _TRIED - _BEGUN)[0]
+            again = self.compute(cache, text[_BEGUN:], _TRIED - _BEGUN)[0]
             self.can_rollback = _distance(again, pieces) <= _ROUNDING
         self.can_copy = self.can_rollback and caches.can_copy(cache)
         self.vocab_size = whole.shape[1]
@@ -149,13 +152,13 @@ class TransformersRunner:
 
     def _computed(self, text: Any, *, single: bool = False) -> Any:
         """All rows of a text, in one pass, or behind its beginning one token at a time."""
-        cache = self._new_cache()
+        cache = self.new_cache()
         parts = [text[:_BEGUN], *text[_BEGUN:, np.newaxis]] if single else [text]
-        return torch.cat([self._compute(cache, part, len(part))[0] for part in parts])
+        return torch.cat([self.compute(cache, part, len(part))[0] for part in parts])
 
     # ------------------------------------------------------------ passes
 
-    def _compute(self, cache: Any, tokens: Any, rows_to_keep: int) -> tuple[Any, Any]:
+    def compute(self, cache: Any, tokens: Any, rows_to_keep: int) -> tuple[Any, Any]:
         """Append tokens to a cache: (rows_to_keep, vocab) logits and (rows_to_keep, width) final states, as tensors."""
         self._kept, self._final = rows_to_keep, None
         ids = torch.from_numpy(np.array(tokens, dtype=np.int64)).to(self._device)
@@ -163,15 +166,51 @@ class TransformersRunner:
         if self._takes_logits_to_keep:
             options["logits_to_keep"] = max(rows_to_keep, 1)  # 0 would mean all
         with torch.inference_mode():
-            return self._model(input_ids=ids[None], **options).logits[0], self._final
+            logits = self._model(input_ids=ids[None], **options).logits[0]
+        return logits, self._final[0] if self._final is not None else None
+
+    def compute_texts(self, cache: Any, tokens: Any, seen: Any) -> tuple[Any, Any]:
+        """Append as many tokens to each of several texts. tokens: (n, m); seen: (n, columns), False before the texts begin.
+        Returns the last rows, (n, vocab) logits and (n, width) final states, on the host. Raises RunnerError."""
+        self._refuse_if_closed()
+        self._kept, self._final = 1, None
+        self._use_threads(tokens.size)
+        positions = np.maximum(seen.cumsum(axis=1) - 1, 0)[:, -tokens.shape[1] :]
+        given = {"input_ids": tokens, "position_ids": positions, "attention_mask": seen.astype(np.int64)}
+        options: dict[str, Any] = {name: torch.from_numpy(array).to(self._device) for name, array in given.items()}
+        if self._takes_logits_to_keep:
+            options["logits_to_keep"] = 1
+        try:
+            with torch.inference_mode():
+                logits = self._model(**options, **{self._cache_argument: cache}, use_cache=True, return_dict=True).logits
+                return _on_host(logits[:, -1]), _on_host(self._final[:, -1])
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise RunnerError(f"transformers could not compute {len(tokens)} texts at once ({one_line(error)})") from error
+
+    def side_by_side(self) -> TextBatch | None:
+        """See SideBySide. None: there is one slot, or texts computed side by side are not what they are alone."""
+        if not {"position_ids", "attention_mask"} <= set(inspect.signature(self._model.forward).parameters) or not self.can_copy:
+            return None
+        if self.num_slots == 1:
+            return None
+        text = ((np.arange(_TRIED) * 7919 + 101) % self.vocab_size).astype(np.int32)
+        alone = self.new_cache()
+        whole = self.compute(alone, text, _TRIED)[0].float().cpu()
+        tried = TextBatch(self, 3)
+        tried.begin([1], [text[2:_BEGUN]])
+        tried.begin([0, 2], [text[:_BEGUN], text[2:_BEGUN]])
+        rows = torch.from_numpy(np.stack([tried.step([0, 1, 2], text[[i, i, i]]).logits for i in range(_BEGUN, _TRIED)]))
+        other = self.compute(self.new_cache(), text[2:], _TRIED - 2)[0].float().cpu()
+        apart = max(_distance(rows[:, 0], whole[_BEGUN:]), *(_distance(rows[:, i], other[_BEGUN - 2 :]) for i in (1, 2)))
+        return TextBatch(self, min(self.num_slots, texts_at_a_time(alone, _TRIED))) if apart <= self._rounding else None
 
     def _append(self, chunk: Chunk) -> tuple[Any, Any]:
-        """As `_compute`, for a slot: one token at a time where the model continues its cache in no other way."""
+        """As `compute`, for a slot: one token at a time where the model continues its cache in no other way."""
         cache, keep = self._caches[chunk.slot], chunk.rows_to_keep
         if self._continues or not self._lengths[chunk.slot]:
-            return self._compute(cache, chunk.tokens, keep)
+            return self.compute(cache, chunk.tokens, keep)
         first = len(chunk.tokens) - keep
-        parts = [self._compute(cache, chunk.tokens[i : i + 1], int(i >= first)) for i in range(len(chunk.tokens))]
+        parts = [self.compute(cache, chunk.tokens[i : i + 1], int(i >= first)) for i in range(len(chunk.tokens))]
         return torch.cat([logits for logits, _ in parts]), torch.cat([final for _, final in parts])
 
     def forward(self, chunks: Sequence[Chunk]) -> list[Rows]:
@@ -218,7 +257,7 @@ class TransformersRunner:
         if length > self._lengths[slot] or length < 0:
             raise RunnerError(f"rollback of slot {slot} to {length} tokens: it holds {self._lengths[slot]}")
         if length == 0:
-            self._caches[slot] = self._new_cache()
+            self._caches[slot] = self.new_cache()
         elif self.can_rollback:
             caches.crop(self._caches[slot], length)
         elif length < self._lengths[slot] or slot in self._unsure:
@@ -247,7 +286,7 @@ class TransformersRunner:
         name = type(self._model).__name__
         embedding, output = self._model.get_input_embeddings(), self._model.get_output_embeddings()
         ids = torch.arange(_TRIED, device=self._device)
-        logits, final = self._compute(self._new_cache(), ids.cpu().numpy(), _TRIED)
+        logits, final = self.compute(self.new_cache(), ids.cpu().numpy(), _TRIED)
         with torch.inference_mode():
             if not torch.equal(torch.nn.functional.linear(final[None], output.weight)[0].float(), logits.float()):
                 raise RunnerError(f"{name} does not read tokens out by a matrix alone: it scales, caps or shifts logits")

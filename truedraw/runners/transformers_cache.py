@@ -12,6 +12,7 @@ from typing import Any
 from truedraw.errors import MissingExtra
 
 try:
+    import torch
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 except ImportError:
@@ -45,7 +46,7 @@ class PrefixLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not ty
         self.is_initialized = True
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Append (1, heads, n, width) states. Returns all that are held, as views."""
+        """Append (texts, heads, n, width) states. Returns all that are held, as views."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         end = self._length + key_states.shape[-2]
@@ -71,6 +72,15 @@ class PrefixLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not ty
             raise ValueError(f"crop takes minus the number of tokens to remove: {tokens_to_remove} was given")
         if tokens_to_remove:
             self._show(max(self._length + tokens_to_remove, 0))
+
+    def shift(self, columns: int) -> None:
+        """Put empty columns before the first one, or take away the first -columns."""
+        keys, values = self.keys, self.values
+        self._length, self._key_buffer, self._value_buffer = 0, None, None
+        if columns > 0:
+            empty = keys.new_zeros((*keys.shape[:-2], columns, keys.shape[-1]))
+            self.update(empty, values.new_zeros((*values.shape[:-2], columns, values.shape[-1])))
+        self.update(keys[..., max(-columns, 0) :, :], values[..., max(-columns, 0) :, :])
 
     def take(self, other: PrefixLayer, length: int) -> None:
         """Hold the first `length` tokens of another layer, and nothing else."""
@@ -139,3 +149,36 @@ def copy_prefix(source: Any, target: Any, length: int) -> None:
 def held(cache: Any) -> int:
     """The most tokens that a layer of the cache holds."""
     return max((layer.get_seq_length() for layer in cache.layers if isinstance(layer, PrefixLayer)), default=0)
+
+
+# ---------------------------------------------------------------- caches of many texts (transformers_batch.py)
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]  # buffers made in a forward are written to
+def widen(cache: Any, fresh: Any, num_texts: int) -> None:
+    """Make an empty cache hold as many columns as `fresh` for each of `num_texts`: zeros."""
+    while len(cache.layers) < len(fresh.layers):
+        cache.layers.append(cache.layer_class_to_replicate())
+    for layer, other in zip(cache.layers, fresh.layers, strict=True):
+        empty = [held.new_zeros((num_texts, *held.shape[1:])) for held in (other.keys, other.values)]
+        layer.update(*empty)
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]  # buffers made in a forward are written to
+def put_row(cache: Any, place: int, other: Any, row: int, columns: int) -> None:
+    """Let text `place` be text `row` of another cache, ending in the last of `columns`."""
+    for layer, taken in zip(cache.layers, other.layers, strict=True):
+        start = columns - taken.keys.shape[-2]
+        layer.keys[place, :, start:columns], layer.values[place, :, start:columns] = taken.keys[row], taken.values[row]
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]  # buffers made in a forward are written to
+def shift(cache: Any, columns: int) -> None:
+    """Put empty columns at the left of every layer, or take -columns away there."""
+    for layer in cache.layers:
+        layer.shift(columns)
+
+
+def held_bytes(cache: Any) -> int:
+    """Of all keys and values that the cache holds."""
+    return sum(held.nbytes for layer in cache.layers for held in (layer.keys, layer.values))

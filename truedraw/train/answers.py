@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,12 +11,13 @@ import numpy as np
 from truedraw import kernels
 from truedraw.cache import CachedModel, TokenBuffer
 from truedraw.errors import PromptError
+from truedraw.protocols import ModelRunner, Rows, SideBySide, TextBatch
 from truedraw.registry import Model
 from truedraw.sampling import inverse_cdf
 from truedraw.text.prompt import encode_prompt
 from truedraw.train import prompts
 from truedraw.train.store import Answer
-from truedraw.types import Probs
+from truedraw.types import Probs, TokenArray
 
 LONGEST = 192
 """Tokens of an answer; the shortest limit is a third of it, so that beginnings weigh as much as they do in use."""
@@ -56,32 +57,62 @@ def is_held_out(index: int) -> bool:
 def answers(model: Model, seed: int, first: int, mass: Probs) -> Iterator[Answer]:
     """The answers to prompts `first`, `first + 1`, ... of a seed, as they are done, without end.
 
-    All slots of the runner answer at a time. Each text depends on its own prompt and draws alone, as far as the rows do.
+    As many at a time as the runner takes. Each text depends on its own prompt and draws alone, as far as the rows do.
     mass: (vocab,), to which every row is added. Raises what the runner raises.
     """
-    runner, tokenizer = model.runner, model.tokenizer
-    target = CachedModel(runner)
+    texts = _together(model.runner)
     running: dict[int, _Running] = {}
     index = first
     while True:
-        for slot in range(runner.num_slots):
-            while slot not in running:
+        free = [place for place in range(texts.num_texts) if place not in running]
+        if len(free) >= min(texts.refill, texts.num_texts):
+            begun: list[_Running] = []
+            while len(begun) < len(free):
                 made = _begin(model, seed, index)
                 index += 1
-                if made is not None:
-                    target.adopt(slot, made.context.array[:-1])
-                    target.logits([(slot, made.context.array[:-1])], [0])
-                    running[slot] = made
-        slots = sorted(running)  # streams of a cache are read in one piece only in their own order
-        rows = target.logits(
-            [(slot, running[slot].context.array) for slot in slots], [1] * len(slots), hidden=[("final",)] * len(slots)
-        )
-        for slot, row in zip(slots, rows, strict=True):
-            text = running[slot]
-            token = _draw(np.asarray(row.logits[0]), np.asarray(row.hidden["final"][0]), text, mass)
+                begun += [] if made is None else [made]
+            texts.begin(free, [text.context.array[:-1] for text in begun])
+            running |= dict(zip(free, begun, strict=True))
+        places = sorted(running)  # slots of a cache are read in one piece only in their own order
+        rows = texts.step(places, np.array([running[place].context.array[-1] for place in places]))
+        for place, logits, state in zip(places, rows.logits, rows.hidden["final"], strict=True):
+            text = running[place]
+            token = _draw(np.asarray(logits), np.asarray(state), text, mass)
             text.context.extend([token])
-            if token in tokenizer.eos_ids or len(text.tokens) == text.limit or len(text.context) >= runner.max_length:
-                yield running.pop(slot).answer()
+            full = len(text.context) >= model.runner.max_length
+            if token in model.tokenizer.eos_ids or len(text.tokens) == text.limit or full:
+                yield running.pop(place).answer()
+
+
+def _together(runner: ModelRunner) -> TextBatch:
+    """The runner's own way to generate many texts at once, or its slots."""
+    made = runner.side_by_side() if isinstance(runner, SideBySide) else None
+    return _Slots(runner) if made is None else made
+
+
+class _Slots:
+    """A TextBatch of a runner's slots."""
+
+    refill = 1
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.num_texts = runner.num_slots
+        self._target = CachedModel(runner)
+        self._contexts = [TokenBuffer() for _ in range(self.num_texts)]
+
+    def begin(self, places: Sequence[int], texts: Sequence[TokenArray]) -> None:
+        for place, tokens in zip(places, texts, strict=True):
+            self._contexts[place] = TokenBuffer(tokens)
+            self._target.adopt(place, tokens)
+            self._target.logits([(place, tokens)], [0])
+
+    def step(self, places: Sequence[int], tokens: TokenArray) -> Rows:
+        for place, token in zip(places, tokens.tolist(), strict=True):
+            self._contexts[place].extend([token])
+        asked = [(place, self._contexts[place].array) for place in places]
+        rows = self._target.logits(asked, [1] * len(asked), hidden=[("final",)] * len(asked))
+        states = np.stack([np.asarray(row.hidden["final"][0]) for row in rows])
+        return Rows(np.stack([np.asarray(row.logits[0]) for row in rows]), {"final": states})
 
 
 def _begin(model: Model, seed: int, index: int) -> _Running | None:
