@@ -8,6 +8,7 @@ import pytest
 from tiny_target import WIDTH, TinyTarget, tiny_model
 
 from truedraw import kernels
+from truedraw.acceptance import Confidence
 from truedraw.drafters import mtp_modules
 from truedraw.drafters.mtp import MOST_UNREAD, MtpDrafter
 from truedraw.drafters.mtp_modules import EntryCache, MtpModule, MtpShape, MtpWeights, fingerprint
@@ -297,6 +298,48 @@ def test_the_number_of_drafts_is_asked_before_any_is_drawn():
     rows = []
     stopped = replace(request([1, *TEXT], 6), more=lambda row: rows.append(row) or row.depth < 2)
     assert len(drafter.propose([stopped])[0]) <= 1 and [row.depth for row in rows] == list(range(1, len(rows) + 1))
+
+
+def test_whether_to_draft_on_is_asked_behind_each_draft_by_what_the_module_thinks_of_it():
+    """The forecast holds the drafts that are drawn; one that the module thinks little of lowers it for all behind it."""
+    drafter = MtpDrafter(module())
+    drafter.observe([told(TEXT)])
+    asked = []
+
+    def worth(forecast):
+        asked.append(forecast)
+        return Worth(len(forecast.survival) if forecast.drawn < 3 else forecast.drawn, 1.0)
+
+    (proposal,) = drafter.propose([replace(request([1, *TEXT], 6), worth=worth)])
+    assert len(proposal) == 3 and [forecast.drawn for forecast in asked] == [0, 1, 2, 3]
+    (draft,) = drafter._asked.values()
+    confidence = drafter._confidence[False]
+    for forecast in asked[1:]:
+        alive = np.cumprod([confidence.acceptance(probability) for probability in draft.confidence[: forecast.drawn]])
+        np.testing.assert_allclose(forecast.survival[: forecast.drawn], alive)
+        assert all(a >= b for a, b in pairwise(forecast.survival)) and len(forecast.survival) > forecast.drawn
+    (text,), made = drafter._texts.values(), drafter._module
+    logits = made.logits(made.step(np.stack(text.states[-1:]), np.array(text.tokens[-1:]), [text.cache]))[0]
+    place = made.draft_ids.tolist().index(proposal.tokens[0])
+    assert draft.confidence[0] == pytest.approx(float(np.exp(logits[place]) / np.exp(logits).sum()))
+
+
+def test_greedy_drafts_have_the_modules_own_probability_as_confidence():
+    drafter = MtpDrafter(module())
+    drafter.observe([told(TEXT)])
+    drafter.propose([request([1, *TEXT], 3, params=SamplingParams(temperature=0.0))])
+    (draft,) = drafter._asked.values()
+    assert draft.greedy and len(draft.confidence) == 3 and all(0 < probability < 1 for probability in draft.confidence)
+
+
+def test_what_the_module_thinks_of_its_drafts_is_learned_to_be_read():
+    """A module that is sure of everything and right half of the time is taken to be right half of the time."""
+    confidence = Confidence()
+    assert confidence.acceptance(0.99) > 0.9 and confidence.acceptance(0.01) < 0.1
+    for i in range(400):
+        confidence.observe([0.99, 0.5], ((1.0, float(i % 2)), (float(i % 2), 0.0)))
+    assert confidence.acceptance(0.985) == pytest.approx(0.5, abs=0.05)
+    assert confidence.acceptance(0.55) < 0.05 and confidence.acceptance(0.01) < 0.1
 
 
 def test_a_constraint_is_followed_along_the_drafts():

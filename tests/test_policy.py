@@ -179,6 +179,21 @@ def test_what_a_forecast_is_worth_is_the_best_length_of_the_whole_curve():
         assert told.length == int(np.argmax(values)) and told.gain == pytest.approx(max(values))
 
 
+def test_behind_drafts_that_are_drawn_only_what_is_to_come_is_judged():
+    """Those that are drawn stay, however poor; a further one has to pay for itself, and none is a probe."""
+    policy = Controller(curve(BF16))
+    policy.limits([state()])
+    policy._probe_seconds, policy.ledger.steps = 1.0, 10.0
+    good, poor = (0.9, 0.8, 0.7), (0.1, 0.05, 0.02)
+    assert policy.worth(state(), Forecast(good, 0.0005, drawn=1)).length == 3
+    assert policy.worth(state(), Forecast(poor, 0.0005, drawn=1)) == (1, 0.0)
+    assert policy.worth(state(), Forecast((*good, *poor), 0.0005, drawn=3)).length == 3
+    assert policy.worth(state(), Forecast((0.9, 0.05, 0.02), 0.0005, drawn=2)).length == 2
+    assert policy._probing is None
+    policy.ledger.steps = 0.2
+    assert policy.worth(state(), Forecast(good, 0.0005, drawn=1)).length == 1, "beyond what the ledger covers"
+
+
 def test_a_costly_start_is_no_probe():
     """A prompt that the draft model has not read is not read for one draft's sake."""
     policy = Controller(curve(BF16))

@@ -1,8 +1,10 @@
-"""How often drafts are accepted, by depth: learned from what verifications tell, sequence by sequence."""
+"""How often drafts are accepted, by depth and by what their drafter thinks of them: learned from what verifications tell."""
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from truedraw.protocols import Tested
@@ -64,3 +66,26 @@ class Acceptance:
                 break
             survival.append(alive)
         return tuple(survival)
+
+
+class Confidence:
+    """Acceptance of drafts by the probability that their drafter gave them: it tells most of what can be known of a draft
+    before it is verified (EAGLE-2, arXiv 2406.16858, section 3.1)."""
+
+    EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+
+    def __init__(self) -> None:
+        self._reached = [PRIOR_WEIGHT] * (len(self.EDGES) + 1)
+        self._kept = [PRIOR_WEIGHT * (low + high) / 2 for low, high in zip((0.0, *self.EDGES), (*self.EDGES, 1.0), strict=True)]
+
+    def observe(self, probabilities: Sequence[float], tested: Tested) -> None:
+        """Take in one verification. probabilities: of each draft, by its drafter."""
+        for probability, (reached, kept) in zip(probabilities, tested, strict=False):
+            place = bisect(self.EDGES, probability)
+            self._reached[place] = _FORGET * self._reached[place] + reached
+            self._kept[place] = _FORGET * self._kept[place] + kept
+
+    def acceptance(self, probability: float) -> float:
+        """Of a draft that its drafter gave this probability, where all before it are accepted."""
+        place = bisect(self.EDGES, probability)
+        return self._kept[place] / self._reached[place]

@@ -149,11 +149,11 @@ class Controller(LengthPolicy):
     survival, and one number of drafts is chosen for all.
 
     Drafts that come with an estimate (point masses; all under the coupled rule): `cut` decides. Drafters that
-    can forecast: `worth` decides before anything is drawn, and takes what the other sequences of the batch
-    drafted lately for what they will draft now. All others: `limits` decides before anything is drawn, from
-    acceptance by depth in the past. A ledger bounds what wrong estimates can cost. Where drafts cost
-    something and none pays, one is tried from time to time, so that a bad start is no verdict for ever:
-    probes take PROBE_SHARE of the time at most.
+    can forecast: `worth` decides before anything is drawn, and again behind drafts that are drawn and stay, and
+    takes what the other sequences of the batch drafted lately for what they will draft now. All others: `limits`
+    decides before anything is drawn, from acceptance by depth in the past. A ledger bounds what wrong estimates
+    can cost. Where drafts cost something and none pays, one is tried from time to time, so that a bad start is no
+    verdict for ever: probes take PROBE_SHARE of the time at most.
 
     blind  the drafters, by the name that sequences know them by, that estimate no survival: it is learned from
            what was verified
@@ -200,6 +200,10 @@ class Controller(LengthPolicy):
         seconds = table[others:] - table[others] + forecast.seconds * drafts + forecast.start * (drafts > 0)
         values = gains - self._rate(float(table[sequences]), sequences) * seconds
         values[seconds > self.ledger.covered(self._batch) * table[sequences]] = -math.inf
+        if forecast.drawn:
+            rest = values[forecast.drawn :]
+            length = forecast.drawn + int(rest.argmax())
+            return Worth(length, max(0.0, float(rest.max() - rest[0])) if math.isfinite(rest[0]) else 0.0)
         length = int(values.argmax())
         if length == 0 and forecast.survival and forecast.seconds > 0:
             length = int(self._may_probe(sequence, forecast.seconds + forecast.start))

@@ -298,16 +298,18 @@ class PointProposal:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a drafter expects of the drafts it could make, before any of them is drawn.
+    """What a drafter expects of the drafts it could make, before any of them is drawn, or of those it could still make.
 
     survival  for each draft the probability that it and all before it are accepted
     seconds   what each draft costs to make
     start     what has to be spent before the first one, spread over the steps that it will serve
+    drawn     so many drafts are drawn, and will be verified: the question is whether others pay behind them
     """
 
     survival: tuple[float, ...]
     seconds: float = 0.0
     start: float = 0.0
+    drawn: int = 0
 
 
 class Worth(NamedTuple):
@@ -353,7 +355,7 @@ class LengthPolicy(Protocol):
         ...
 
     def worth(self, sequence: SequenceState, forecast: Forecast) -> Worth:
-        """Before anything is drawn: how many drafts of a drafter that can forecast them? All, unless overridden."""
+        """How many drafts of a drafter that can forecast them, those that are drawn among them? All, unless overridden."""
         return Worth(len(forecast.survival), sum(forecast.survival))
 
     def more(self, sequence: SequenceState, row: RowStatistics) -> bool:
@@ -386,7 +388,7 @@ class DraftRequest:
     noise          of this step
     coupled        draw drafts by the race with the target's own noise; else with draft noise
     more           asks the policy between depths; a drafter of point masses need not ask
-    worth          asks the policy, before anything is drawn, how many drafts pay
+    worth          asks the policy how many drafts pay: before anything is drawn, and again behind drafts that stay
     num_left       tokens that may still be emitted
     drafter        the name of the drafter that it chose; empty: no choice was made
     owner          whose text it is: what is learned from it serves nobody else

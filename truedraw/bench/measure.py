@@ -141,7 +141,8 @@ def run(
 ) -> Iterator[Workload]:
     """Decode the prompts both ways, again and again, and yield what is known after each pair.
 
-    Stops when the ratio's interval is narrower than +-0.01, after `repeats` rounds or `seconds`.
+    Requests have a seed if `params` has one, another in each round: a drafter that draws has other rules with a seed and
+    without. Stops when the ratio's interval is narrower than +-0.01, after `repeats` rounds or `seconds`.
     """
     told = Workload(name)
     watch = Stopwatch(engine.policy)
@@ -151,7 +152,7 @@ def run(
         for number in range(repeats):
             for first in range(0, len(prompts), concurrency):
                 batch = prompts[first : first + concurrency]
-                seeded = replace(params, seed=number if params.seed is None else params.seed)
+                seeded = params if params.seed is None else replace(params, seed=params.seed + number)
                 order = (0, None) if (number + first) % 2 == 0 else (None, 0)
                 done = {limit: _decode(engine, watch, batch, seeded, limit, clock) for limit in order}
                 (plain_wall, plain, plain_steps), (spec_wall, spec, spec_steps) = done[0], done[None]

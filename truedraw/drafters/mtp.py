@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from truedraw.acceptance import Acceptance
+from truedraw import kernels
+from truedraw.acceptance import Acceptance, Confidence
 from truedraw.cache import TokenBuffer
 from truedraw.drafters.drawing import advanced, drafting_stops_early, draw_trimmed, row_statistics, trimmed_law
 from truedraw.drafters.mtp_modules import DraftModule, Entries, Floats
@@ -21,6 +23,8 @@ MOST_UNREAD = 64
 
 PRIOR = 0.5
 """Acceptance of a draft before anything was seen."""
+
+_LEAST_SURVIVAL = 0.005
 
 
 class MtpDrafter(Drafter):
@@ -53,16 +57,19 @@ class MtpDrafter(Drafter):
         self._seconds = seconds
         self._timed = False
         self._acceptance = Acceptance(PRIOR)
+        self._confidence = {greedy: Confidence() for greedy in (False, True)}
         self._texts: dict[int, _Text] = {}  # by slot
-        self._asked: set[int] = set()
+        self._asked: dict[int, _Draft] = {}  # by sequence
 
     # ------------------------------------------------------------ what the target tells
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Take in the states that came with the pass: entry i is the state after token i and the token behind it."""
         for outcome in outcomes:
-            if outcome.sequence in self._asked:
+            draft = self._asked.get(outcome.sequence)
+            if draft is not None:
                 self._acceptance.observe(outcome.sequence, outcome.tested)
+                self._confidence[draft.greedy].observe(draft.confidence, outcome.tested)
             text = self._texts.get(outcome.slot)
             if text is not None and text.sequence != outcome.sequence:
                 text = None
@@ -96,17 +103,30 @@ class MtpDrafter(Drafter):
     def _forecast(self, request: DraftRequest, text: _Text | None) -> Forecast:
         if text is None:
             return Forecast(())
-        return Forecast(self._acceptance.survival(request.sequence, request.max_draft), self._seconds)
+        return Forecast(self._acceptance.survival(request.sequence, request.max_draft, _LEAST_SURVIVAL), self._seconds)
+
+    def _goes_on(self, draft: _Draft) -> bool:
+        """Whether another draft pays behind those that are drawn, which stay: by what the module thinks of these, and by
+        acceptance so far at the depths to come."""
+        request, drawn = draft.request, len(draft.tokens)
+        before = self._acceptance.survival(request.sequence, request.max_draft, _LEAST_SURVIVAL)
+        if len(before) <= drawn:
+            return False
+        alive = [1.0]
+        for probability in draft.confidence:
+            alive.append(alive[-1] * self._confidence[draft.greedy].acceptance(probability))
+        ahead = [alive[-1] * later / before[drawn - 1] for later in before[drawn:]]
+        return request.worth(Forecast((*alive[1:], *ahead), self._seconds, drawn=drawn)).length > drawn
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         drafts = [_Draft(request, self._draft_params) for request in requests]
         active: list[tuple[_Draft, _Text]] = []
         for draft, request in zip(drafts, requests, strict=True):
             text = self._text(request)
-            number = min(request.max_draft, request.worth(self._forecast(request, text)).length)
-            if text is not None and draft.begin(number):
+            pays = request.worth(self._forecast(request, text)).length > 0
+            if text is not None and pays and draft.begin():
                 active.append((draft, text))
-        self._asked = {draft.request.sequence for draft, _ in active}
+        self._asked = {draft.request.sequence: draft for draft, _ in active}
         if active:
             self._extend(active)
         return [draft.proposal() for draft in drafts]
@@ -126,6 +146,7 @@ class MtpDrafter(Drafter):
                 rows = module.logits(states)
                 going = [draft.extend(module, row) for (draft, _), row in zip(active, rows, strict=True)]
                 self._time(self._clock() - started)
+                going = [goes and self._goes_on(draft) for (draft, _), goes in zip(active, going, strict=True)]
                 active = [pair for pair, goes in zip(active, going, strict=True) if goes]
                 states = states[np.array(going)]
                 tokens = np.array([draft.tokens[-1] for draft, _ in active], dtype=np.int64)
@@ -170,26 +191,28 @@ class _Text:
 
 
 class _Draft:
-    """One proposal while it grows."""
+    """One proposal while it grows.
+
+    confidence  the probability that the module itself, at temperature 1, gave each of the drafts
+    """
 
     def __init__(self, request: DraftRequest, draft_params: SamplingParams | None) -> None:
         self.request = request
-        own = draft_params is not None and request.params.temperature > 0
-        self._params = draft_params if own and draft_params is not None else request.params
+        self.greedy = request.params.temperature == 0
+        self._params = request.params if self.greedy or draft_params is None else draft_params
         self.tokens: list[int] = []
+        self.confidence: list[float] = []
         self._ids: list[Any] = []
         self._probs: list[Probs] = []
         self._context = TokenBuffer(request.context)
         self._constraint: Constraint | None = None
-        self._number = 0
 
-    def begin(self, number: int) -> bool:
+    def begin(self) -> bool:
         """Whether there is anything to draw."""
-        if number > 0:
-            with drafting_stops_early():
-                self._constraint = None if self.request.constraint is None else self.request.constraint.fork()
-                self._number = number
-        return self._number > 0
+        with drafting_stops_early():
+            self._constraint = None if self.request.constraint is None else self.request.constraint.fork()
+            return self.request.max_draft > 0
+        return False
 
     def extend(self, module: DraftModule, logits: Floats) -> bool:
         """Draw the next token from its row, (trimmed vocab,); says whether another one may follow."""
@@ -205,16 +228,23 @@ class _Draft:
                 return False
             token = draw_trimmed(row, probs, request.noise, index, coupled=request.coupled)
             self.tokens.append(token)
+            self.confidence.append(_probability(logits, int(np.searchsorted(module.draft_ids, token))))
             self._ids.append(row.ids)
             self._probs.append(probs)
             self._context.extend([token])
-            if token not in request.stop_ids and len(self.tokens) < self._number:
+            if token not in request.stop_ids and len(self.tokens) < request.max_draft:
                 self._constraint = advanced(self._constraint, token)
                 return True
         return False
 
     def proposal(self) -> Proposal:
         return Proposal(tuple(self.tokens), SparseRows(tuple(self._ids), tuple(self._probs)))
+
+
+def _probability(logits: Floats, place: int) -> float:
+    """Of one token of a row at temperature 1."""
+    best = float(logits.max())
+    return math.exp(float(logits[place]) - best) / float(kernels.soften(logits, best, 1.0).sum())
 
 
 def _floats(states: Any) -> Floats:

@@ -45,7 +45,7 @@ class TrainOptions:
     minutes: float = 15.0
     seed: int = 0
     draft_vocab: int = 8192
-    answer_share: float = 0.6
+    answer_share: float = 0.5
     cache_bytes: int = 1 << 30
     answer_tokens: int | None = None
     learning: LearningOptions = field(default_factory=LearningOptions)

@@ -21,7 +21,10 @@ Template: TypeAlias = str | tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of task. Templates name their parts: {subject}, {other}, {name}, {number}, {items}, {lines}, {code}, {text}."""
+    """One kind of task, by its share of the prompts: answers that repeat them have a small one, since copies need no modules.
+
+    Templates name their parts: {subject}, {other}, {name}, {number}, {items}, {lines}, {code}, {text}.
+    """
 
     name: str
     weight: float
@@ -33,7 +36,7 @@ class Kind:
 KINDS = (
     Kind(
         "chat",
-        0.30,
+        0.36,
         (
             "Explain {subject} to a child.",
             "What should I know about {subject}?",
@@ -95,7 +98,7 @@ KINDS = (
     ),
     Kind(
         "code",
-        0.13,
+        0.12,
         (
             "Write a Python function that {code}.",
             "Write a Python function that {code}, with a docstring and an example.",
@@ -114,7 +117,7 @@ KINDS = (
     ),
     Kind(
         "structure",
-        0.09,
+        0.06,
         (
             "Write a JSON object that describes {subject}, with the fields name, kind and uses.",
             "Write a JSON list with {number} entries for {items}, each with a name and a price.",
@@ -130,7 +133,7 @@ KINDS = (
     ),
     Kind(
         "quoting",
-        0.07,
+        0.04,
         (
             "Repeat this text word for word:\n\n{text}",
             "Summarise this text in one sentence:\n\n{text}",
@@ -145,7 +148,7 @@ KINDS = (
     ),
     Kind(
         "turns",
-        0.09,
+        0.12,
         (
             (
                 "Tell me about {subject}.",
@@ -164,7 +167,7 @@ KINDS = (
     ),
     Kind(
         "text",
-        0.08,
+        0.06,
         (
             "The history of {subject} begins",
             "{subject} is one of the",
