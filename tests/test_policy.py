@@ -9,6 +9,7 @@ from truedraw.errors import InvalidParameter
 from truedraw.policy import (
     LOSS_SHARE,
     MOST_CREDIT,
+    PLAIN_EVERY,
     PROBE_SHARE,
     SHARED_LOSS,
     START_LOSS,
@@ -192,6 +193,29 @@ def test_behind_drafts_that_are_drawn_only_what_is_to_come_is_judged():
     assert policy._probing is None
     policy.ledger.steps = 0.2
     assert policy.worth(state(), Forecast(good, 0.0005, drawn=1)).length == 1, "beyond what the ledger covers"
+
+
+def test_a_profile_of_a_slower_hour_does_not_keep_drafting_for_ever():
+    """Plain passes are twice as fast as the profile says, and none would be seen where every step drafts."""
+    policy = Controller(curve({1: 20, 2: 20.5, 4: 21, 8: 22}))
+    survival, lengths = (0.4, 0.2, 0.1), []
+    for step in range(600):  # sizes are learned one after the other
+        batch = [state()]
+        length = policy.worth(batch[0], Forecast(survival, 0.0005)).length if policy.limits(batch)[0] else 0
+        lengths.append(length)
+        seconds = 0.010 if length == 0 else 0.020 + 0.0003 * length
+        policy.observe(
+            StepTiming(1 + length, 0.0005 * length, seconds, 0.0, (batch[0],), (length,), (int(length > 0 and step % 10 < 6),))
+        )
+    assert min(lengths[:PLAIN_EVERY]) > 0
+    assert lengths[-100:].count(0) >= 98, "probes aside"
+
+
+def test_where_drafts_win_much_no_step_is_plain():
+    policy = Controller(curve({1: 20, 2: 20.5, 4: 21, 8: 22}))
+    for _ in range(3 * PLAIN_EVERY):
+        assert policy.limits([state()])[0] > 0
+        policy.observe(StepTiming(4, 0.0, 0.021, 0.0, (state(),), (3,), (2,)))
 
 
 def test_a_costly_start_is_no_probe():

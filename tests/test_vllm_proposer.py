@@ -67,6 +67,20 @@ def test_drafts_end_before_the_context_does():
     assert [len(drafts) for drafts in call(made(), [(long, 1), ((A * 8)[: MAX_LENGTH - 1], 1)])] == [2, 0]
 
 
+def test_drafts_end_before_the_request_does():
+    """A pass emits a token more than it has drafts. Rows that the plug-in says nothing of are bounded by the context."""
+    proposer = made()
+    params = [SimpleNamespace(max_tokens=limit) for limit in (5, 3, 2, None)]
+    batch = SimpleNamespace(
+        req_ids=[str(i) for i in range(4)], num_prompt_tokens=np.full(8, len(A) - 1), max_model_len=MAX_LENGTH
+    )
+    proposer.ends = plugin.ends(batch, {str(i): SimpleNamespace(sampling_params=one) for i, one in enumerate(params)})
+    told = call(proposer, [([*A[:-1], x], 1) for x in (3, 3, 3, 3)])
+    assert [len(drafts) for drafts in told] == [3, 1, 0, 4]
+    proposer.ends = ()
+    assert [len(drafts) for drafts in call(proposer, [([*A, 4], 1)])] == [4]
+
+
 def test_a_text_is_found_wherever_its_row_goes(read):
     """Rows change places when others end, and a new text in an old row is not taken for the one that was there."""
     proposer = made()

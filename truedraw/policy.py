@@ -29,6 +29,12 @@ each text, fewer where it shares its passes; and how many plain steps of winning
 PROBE_SHARE = 1 / 256
 """Of the time that may go into drafts that are not expected to pay."""
 
+PLAIN_EVERY = 128
+"""Steps with drafts in a row after which one is plain, or a few, unless drafts win much: what a plain pass takes is then
+known from passes that were made, and not from a profile of another hour."""
+
+_PLAIN_MOST = 6  # plain steps in a row, while what they take is not what was expected
+_MUCH = 1.5  # times plain decoding's speed
 _LEAST_SURVIVAL = 0.02
 _SLOWEST = 1.5  # of what the curve says: a pass that took longer stood beside another program
 
@@ -153,7 +159,8 @@ class Controller(LengthPolicy):
     takes what the other sequences of the batch drafted lately for what they will draft now. All others: `limits`
     decides before anything is drawn, from acceptance by depth in the past. A ledger bounds what wrong estimates
     can cost. Where drafts cost something and none pays, one is tried from time to time, so that a bad start is no
-    verdict for ever: probes take PROBE_SHARE of the time at most.
+    verdict for ever: probes take PROBE_SHARE of the time at most; and where all steps draft, a plain one from time
+    to time tells whether that still is a gain.
 
     blind  the drafters, by the name that sequences know them by, that estimate no survival: it is learned from
            what was verified
@@ -172,12 +179,15 @@ class Controller(LengthPolicy):
         self._decided = False  # there was something to draft in it
         self._probe_seconds = math.inf  # that may be spent on the next probe; the first is free
         self._probing: int | None = None  # the sequence that probes in this step
+        self._since_plain = 0  # steps since a plain pass was timed
 
     def limits(self, batch: Sequence[SequenceState]) -> list[int]:
         self._batch = batch
         self._decided = False
         self.ledger.admit(batch)
         self._probing = None
+        if self._wants_plain_pass(batch):
+            return [0] * len(batch)
         blind = [i for i, state in enumerate(batch) if state.drafter in self._blind]
         limits = [LONGEST] * len(batch)
         if not blind:
@@ -189,6 +199,12 @@ class Controller(LengthPolicy):
         for i, length in zip(blind, chosen, strict=True):
             limits[i] = length
         return limits
+
+    def _wants_plain_pass(self, batch: Sequence[SequenceState]) -> bool:
+        if self._since_plain < PLAIN_EVERY or not batch:
+            return False
+        plain = float(self.costs.table(len(batch), max(state.length for state in batch), len(batch))[-1])
+        return self._emitted * plain < _MUCH * self._seconds * len(batch)
 
     def worth(self, sequence: SequenceState, forecast: Forecast) -> Worth:
         self._decided = True
@@ -279,6 +295,7 @@ class Controller(LengthPolicy):
         cached = max(state.length for state in step.states)
         sequences, drafts = len(step.states), sum(step.num_proposed)
         target_seconds = step.target_seconds
+        unsettled = abs(math.log(max(target_seconds, 1e-9) / float(self.costs.table(sequences, cached, sequences)[-1]))) > 0.1
         if step.num_read:  # prompts went along: what it would have taken without them is not known
             target_seconds = float(self.costs.table(sequences + drafts, cached, sequences)[-1])
         else:
@@ -292,6 +309,10 @@ class Controller(LengthPolicy):
             pass_seconds = min(max(target_seconds, float(table[-1])), _SLOWEST * float(table[-1]))
             taken = (pass_seconds + step.draft_seconds) / float(table[sequences])
         self.ledger.book(step, taken, decided=self._decided)
+        if drafts or step.num_read or (PLAIN_EVERY <= self._since_plain < PLAIN_EVERY + _PLAIN_MOST and unsettled):
+            self._since_plain += 1
+        else:
+            self._since_plain = 0
         self._drafted = 0.9 * self._drafted + 0.1 * sum(step.num_proposed) / len(step.states)
         self._probe_seconds += PROBE_SHARE * seconds
         if any(state.sequence == self._probing and n for state, n in zip(step.states, step.num_proposed, strict=True)):

@@ -18,7 +18,7 @@ from truedraw.drafters.mtp_modules import DraftModule, Entries, Floats
 from truedraw.protocols import Constraint, Drafter, DraftRequest, Forecast, Outcome
 from truedraw.types import Probs, Proposal, SamplingParams, SparseRows
 
-MOST_UNREAD = 64
+MOST_UNREAD = 16
 """Entries that are kept for a text whose drafts do not pay; what is older is not read any more when they do."""
 
 PRIOR = 0.5

@@ -38,11 +38,15 @@ def _install() -> None:
     from vllm.v1.worker import gpu_model_runner, worker_base
 
     from truedraw.integrations.vllm import sampling
+    from truedraw.integrations.vllm.proposer import Proposer
 
     runner = gpu_model_runner.GPUModelRunner
     draw, build, begin = runner._sample, gpu_model_runner.build_logitsprocs, worker_base.WorkerBase.__init__
 
     def _sample(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
+        drafter = getattr(self, "drafter", None)
+        if isinstance(drafter, Proposer):
+            drafter.ends = ends(self.input_batch, self.requests)
         holder = self.input_batch.sampling_metadata.thinking_budget_state_holder
         if holder is not None and holder.has_tracked_requests():  # it counts the tokens of a thought by the batch's rows
             return draw(self, logits, spec_decode_metadata)
@@ -66,6 +70,16 @@ def _install() -> None:
     gpu_model_runner.build_logitsprocs = build_logitsprocs
     worker_base.WorkerBase.__init__ = __init__
     SamplingParams._validate_spec_decode = lambda self, speculative_config: None
+
+
+def ends(batch: Any, requests: Any) -> list[int]:
+    """How long the text of each row of vLLM's batch may become: its prompt and max_tokens."""
+    params = [requests[name].sampling_params for name in batch.req_ids]
+    prompts = batch.num_prompt_tokens[: len(params)].tolist()
+    return [
+        length + one.max_tokens if one is not None and one.max_tokens is not None else batch.max_model_len
+        for length, one in zip(prompts, params, strict=True)
+    ]
 
 
 def check(vllm_config: Any) -> None:

@@ -41,6 +41,9 @@ class Proposer:
         self._batch: list[Known] = []  # of the last call
         self._returned: float | None = None  # when it returned
         self._steps = 0
+        self.ends: Sequence[int] = ()
+        """Of each row of the batch, how long its text may become: the plug-in sets it, which knows the requests; empty: only
+        the context bounds drafts."""
         self.metrics = Metrics(self._most)
 
     def _open(self, vllm_config: Any) -> Corpus | None:
@@ -78,7 +81,8 @@ class Proposer:
         found, forgotten = self._texts.find([(tokens, len(tokens) - emitted) for tokens, emitted in texts])
         self._observe(found, len(rows) == len(sampled_token_ids))
         self._learn(forgotten)
-        survivals = [self._foresee(known) for known in found]
+        ends = [min(self.ends[row], self._max_length) if row < len(self.ends) else self._max_length for row in rows]
+        survivals = [self._foresee(known, end) for known, end in zip(found, ends, strict=True)]
         for known, length in zip(found, self._choose(survivals), strict=True):
             del known.drafts[length:], known.survival[length:]
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
@@ -101,9 +105,10 @@ class Proposer:
                 self.metrics.judged(len(known.drafts), known.accepted)
             known.drafts, known.survival = [], []
 
-    def _foresee(self, known: Known) -> list[float]:
-        """Drafts for a text, as many as could be right, and the survival of each."""
-        room = self._max_length - len(known.tokens) - 1
+    def _foresee(self, known: Known, end: int) -> list[float]:
+        """Drafts for a text, as many as could be right, and the survival of each: a pass emits one token more than drafts,
+        and the text holds `end` at most."""
+        room = end - len(known.tokens) - 1
         most = min(self._most, room)
         text = known.text
         if self._corpus is not None:
