@@ -39,6 +39,9 @@ def main():
     results = []
     for one in given["runs"]:
         params = [SamplingParams(**params) for params in one["params"]]
+        for one_params in params:
+            if one_params.logit_bias is not None:  # JSON has texts as keys
+                one_params.logit_bias = {int(token): bias for token, bias in one_params.logit_bias.items()}
         results.append(run(llm, one["prompts"], params, one.get("together", 1), set(one.get("abort", []))))
     preempted = sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions")
     print(json.dumps({"texts": results, "preemptions": preempted}))
