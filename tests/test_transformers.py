@@ -121,6 +121,21 @@ def test_texts_side_by_side_have_the_rows_of_each_alone(monkeypatch, architectur
     assert widest < 150, "columns that no text needs stay"
 
 
+def test_places_that_ended_keep_no_columns():
+    """A text ends, and the other is begun anew again and again, for longer than one text may be."""
+    runner = runner_of("Llama", num_slots=2)
+    batch = runner.side_by_side()
+    text = np.arange(3, 8, dtype=np.int32)
+    batch.begin((0, 1), [text, text])
+    widest = 0
+    for _ in range(2 * runner.max_length // 40 + 2):
+        batch.begin((1,), [text])
+        for _ in range(40):
+            batch.step([1], np.array([9], np.int32))
+            widest = max(widest, batch._columns)
+    assert widest < 150
+
+
 @pytest.mark.parametrize("architecture", ["Mamba", "Lfm2"])
 def test_what_keeps_a_state_is_not_computed_side_by_side(architecture):
     assert runner_of(architecture, num_slots=3).side_by_side() is None
