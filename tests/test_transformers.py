@@ -406,6 +406,7 @@ def test_bad_names_and_options_are_told_in_a_line(folder, tmp_path, monkeypatch)
     (tmp_path / "broken" / "config.json").write_text(json.dumps({"model_type": "none such"}))
     for spec, options, error, message in (
         ("hf:no such", {}, ModelNotFound, "no model 'no such': hf: takes"),
+        ("hf:./none", {}, ModelNotFound, "no model './none': hf: takes"),
         (f"hf:{tmp_path}", {}, ModelFileError, "holds no config.json"),
         (f"hf:{tmp_path / 'broken'}", {}, ModelFileError, "cannot be loaded by transformers"),
         (f"hf:{__file__}", {}, ModelFileError, "is no GGUF file"),
@@ -426,7 +427,7 @@ def test_an_interrupted_download_is_told_in_a_line(tmp_path):
     tiny_models.save(tmp_path)
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ModelFileError, match=r"cannot be loaded by transformers: .*incomplete"):
+    with pytest.raises(ModelFileError, match=r"cannot be loaded by transformers: .*incomplete.*fetch it again"):
         load_model(f"hf:{tmp_path}", ONE_THREAD)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ModelFileError, match=r"cannot be loaded by transformers: .*no file named model"):

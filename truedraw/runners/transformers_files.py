@@ -28,7 +28,7 @@ except ImportError:
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 DEMO = "smollm2"
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,8 @@ def _told(source: Source) -> Iterator[None]:
             message = f"hf:{source.name} is neither in the hub's local cache nor could it be fetched ({one_line(error)})"
             raise ModelNotFound(message) from error
         file = f"{source.name}/{source.gguf_file}" if source.gguf_file else source.name
-        raise ModelFileError(f"{file} cannot be loaded by transformers: {one_line(error)}") from error
+        hint = "" if source.gguf_file or source.in_hub else " (if its download was interrupted, fetch it again)"
+        raise ModelFileError(f"{file} cannot be loaded by transformers: {one_line(error)}{hint}") from error
 
 
 @contextlib.contextmanager
