@@ -70,15 +70,27 @@ def test_drafts_end_before_the_context_does():
 def test_drafts_end_before_the_request_does():
     """A pass emits a token more than it has drafts. Rows that the plug-in says nothing of are bounded by the context."""
     proposer = made()
-    params = [SimpleNamespace(max_tokens=limit) for limit in (5, 3, 2, None)]
+    params = [SimpleNamespace(max_tokens=limit, temperature=1.0) for limit in (5, 3, 2, None)]
     batch = SimpleNamespace(
         req_ids=[str(i) for i in range(4)], num_prompt_tokens=np.full(8, len(A) - 1), max_model_len=MAX_LENGTH
     )
-    proposer.ends = plugin.ends(batch, {str(i): SimpleNamespace(sampling_params=one) for i, one in enumerate(params)})
+    proposer.asked = plugin.asked(batch, {str(i): SimpleNamespace(sampling_params=one) for i, one in enumerate(params)})
     told = call(proposer, [([*A[:-1], x], 1) for x in (3, 3, 3, 3)])
     assert [len(drafts) for drafts in told] == [3, 1, 0, 4]
-    proposer.ends = ()
+    proposer.asked = ()
     assert [len(drafts) for drafts in call(proposer, [([*A, 4], 1)])] == [4]
+
+
+def test_copies_of_a_greedy_request_are_trusted_more():
+    params = [SimpleNamespace(max_tokens=None, temperature=temperature) for temperature in (0.0, 1.0)]
+    batch = SimpleNamespace(req_ids=["0", "1"], num_prompt_tokens=np.full(8, len(A) - 1), max_model_len=MAX_LENGTH)
+    proposer = made()
+    proposer.asked = plugin.asked(batch, {str(i): SimpleNamespace(sampling_params=one) for i, one in enumerate(params)})
+    call(proposer, [(A, 1), (B, 1)])
+    greedy, sampled = (known.survival[0] for known in proposer._batch)
+    call(proposer_without := made(), [(A, 1), (B, 1)])
+    assert greedy > proposer_without._batch[0].survival[0]
+    assert sampled == proposer_without._batch[1].survival[0]
 
 
 def test_a_text_is_found_wherever_its_row_goes(read):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from truedraw.errors import IncompatibleModels, InvalidParameter
 
+if TYPE_CHECKING:
+    from truedraw.integrations.vllm.proposer import Asked
+
 SWITCH = "TRUEDRAW_VLLM"
 ON, OFF = ("1", "on"), ("", "0", "off")
+_GREEDY = 1e-5  # below this temperature vLLM takes the likeliest token
 
 _installed = False
 
@@ -46,7 +50,7 @@ def _install() -> None:
     def _sample(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
         drafter = getattr(self, "drafter", None)
         if isinstance(drafter, Proposer):
-            drafter.ends = ends(self.input_batch, self.requests)
+            drafter.asked = asked(self.input_batch, self.requests)
         holder = self.input_batch.sampling_metadata.thinking_budget_state_holder
         if holder is not None and holder.has_tracked_requests():  # it counts the tokens of a thought by the batch's rows
             return draw(self, logits, spec_decode_metadata)
@@ -72,12 +76,16 @@ def _install() -> None:
     SamplingParams._validate_spec_decode = lambda self, speculative_config: None
 
 
-def ends(batch: Any, requests: Any) -> list[int]:
-    """How long the text of each row of vLLM's batch may become: its prompt and max_tokens."""
+def asked(batch: Any, requests: Any) -> list[Asked]:
+    """What each row of vLLM's batch was asked for: its text may become as long as its prompt and max_tokens."""
+    from truedraw.integrations.vllm.proposer import Asked
+
     params = [requests[name].sampling_params for name in batch.req_ids]
     prompts = batch.num_prompt_tokens[: len(params)].tolist()
     return [
-        length + one.max_tokens if one is not None and one.max_tokens is not None else batch.max_model_len
+        Asked(batch.max_model_len, False)
+        if one is None
+        else Asked(batch.max_model_len if one.max_tokens is None else length + one.max_tokens, one.temperature < _GREEDY)
         for length, one in zip(prompts, params, strict=True)
     ]
 

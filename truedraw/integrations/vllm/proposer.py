@@ -7,18 +7,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from truedraw.drafters.corpus import Corpus
+from truedraw.drafters.evidence import GREEDY, SAMPLED
 from truedraw.integrations.vllm import options
 from truedraw.integrations.vllm.metrics import Metrics
 from truedraw.integrations.vllm.steps import LEAST_PASSES, PROBE, Pass, PassTimes, lengths
 from truedraw.integrations.vllm.texts import Known, Texts
 
 _LEAST_MATCH = 2
+
+
+class Asked(NamedTuple):
+    """What a request wants of its text.
+
+    end     tokens that it may hold, prompt included
+    greedy  at temperature 0, where copies are right more often
+    """
+
+    end: int
+    greedy: bool
 
 
 class Proposer:
@@ -41,9 +53,9 @@ class Proposer:
         self._batch: list[Known] = []  # of the last call
         self._returned: float | None = None  # when it returned
         self._steps = 0
-        self.ends: Sequence[int] = ()
-        """Of each row of the batch, how long its text may become: the plug-in sets it, which knows the requests; empty: only
-        the context bounds drafts."""
+        self.asked: Sequence[Asked] = ()
+        """Of each row of the batch: the plug-in sets it, which knows the requests. Empty: only the context bounds drafts, and
+        all are taken to be sampled."""
         self.metrics = Metrics(self._most)
 
     def _open(self, vllm_config: Any) -> Corpus | None:
@@ -81,8 +93,8 @@ class Proposer:
         found, forgotten = self._texts.find([(tokens, len(tokens) - emitted) for tokens, emitted in texts])
         self._observe(found, len(rows) == len(sampled_token_ids))
         self._learn(forgotten)
-        ends = [min(self.ends[row], self._max_length) if row < len(self.ends) else self._max_length for row in rows]
-        survivals = [self._foresee(known, end) for known, end in zip(found, ends, strict=True)]
+        asked = [self.asked[row] if row < len(self.asked) else Asked(self._max_length, False) for row in rows]
+        survivals = [self._foresee(known, one) for known, one in zip(found, asked, strict=True)]
         for known, length in zip(found, self._choose(survivals), strict=True):
             del known.drafts[length:], known.survival[length:]
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
@@ -105,10 +117,10 @@ class Proposer:
                 self.metrics.judged(len(known.drafts), known.accepted)
             known.drafts, known.survival = [], []
 
-    def _foresee(self, known: Known, end: int) -> list[float]:
-        """Drafts for a text, as many as could be right, and the survival of each: a pass emits one token more than drafts,
-        and the text holds `end` at most."""
-        room = end - len(known.tokens) - 1
+    def _foresee(self, known: Known, asked: Asked) -> list[float]:
+        """Drafts for a text, as many as could be right, and the survival of each: a pass emits one token more than drafts."""
+        known.text.history.prior = GREEDY if asked.greedy else SAMPLED
+        room = min(asked.end, self._max_length) - len(known.tokens) - 1
         most = min(self._most, room)
         text = known.text
         if self._corpus is not None:
