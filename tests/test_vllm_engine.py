@@ -22,7 +22,6 @@ MOST_DIFFERENT = 3
 """Texts of 50. Float32 rows of passes of other sizes differ by 1e-5 or so, and a race is that close now and then."""
 
 SPECULATIVE = {"method": "custom_class", "model": "truedraw.integrations.vllm.Proposer", "num_speculative_tokens": 5}
-FIXED = {"truedraw": {"draft_length": 5}}
 GREEDY = [{"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True}] * 50
 SEEDED = [{"temperature": 0.8, "seed": seed, "max_tokens": TOKENS, "ignore_eos": True} for seed in range(50)]
 
@@ -58,11 +57,14 @@ def run(model):
     """Runs vLLM in a process of its own; what was run already is kept."""
     kept = {}
 
-    def run(runs, *, on=True, drafts=True, **options):
+    def run(runs, *, on=True, drafts=True, chosen=None, **options):
         engine = {"model": model, "dtype": "float32", "enforce_eager": True, "max_num_seqs": 4, "max_model_len": 1024, **options}
         engine["enable_prefix_caching"] = False
         if drafts:
-            engine |= {"speculative_config": SPECULATIVE, "additional_config": FIXED}
+            engine |= {
+                "speculative_config": SPECULATIVE,
+                "additional_config": {"truedraw": {"draft_length": 5, **(chosen or {})}},
+            }
         else:
             engine["async_scheduling"] = False
         asked = json.dumps({"engine": engine, "runs": runs})
@@ -126,6 +128,19 @@ def test_parameters_that_vllm_refuses_under_speculation_work(run, prompts):
     found = different(plain, drafted)
     print(f"\nmin-p and logit bias: {len(found)} of 8 texts differ, first at {found}")
     assert len(found) <= 1
+
+
+def test_a_corpus_is_copied_from_and_changes_no_text(run, model, prompts, tmp_path):
+    """Answers that were given before, as the file of a corpus: what was not to be copied is drafted, and accepted."""
+    from transformers import AutoTokenizer
+
+    runs = [{"prompts": prompts[13:21], "params": GREEDY[:8], "together": 4}]
+    plain = run(runs, drafts=False)["texts"][0]
+    (tmp_path / "answers.txt").write_text("\n\n".join(AutoTokenizer.from_pretrained(model).batch_decode(plain)))
+    without, told = run(runs), run(runs, chosen={"corpus": str(tmp_path / "answers.txt")})
+    print(f"\ncorpus: {told['accepted']:.0f} of {told['drafted']:.0f} drafts accepted, without {without['accepted']:.0f}")
+    assert told["accepted"] > without["accepted"] + 50
+    assert len(different(plain, told["texts"][0])) <= 1
 
 
 def test_switched_off_vllm_draws_as_without_the_package(run, prompts):

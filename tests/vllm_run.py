@@ -1,13 +1,20 @@
 """Runs vLLM once, in a process of its own, and prints what it emitted: a helper of test_vllm_engine.py.
 
 Standard input: {"engine": options of vllm.LLM, "runs": [{"prompts": [[ids]], "params": [{...}], "together": n,
-"abort": [...]}]}. Last line of standard output: {"texts": for each run a list of token lists, "preemptions": of all}.
+"abort": [...]}]}. Last line of standard output: {"texts": for each run a list of token lists, and of all runs the counts of
+COUNTED}.
 """
 
 import json
 import sys
 
 from vllm import LLM, SamplingParams
+
+COUNTED = {
+    "preemptions": "vllm:num_preemptions",
+    "drafted": "vllm:spec_decode_num_draft_tokens",
+    "accepted": "vllm:spec_decode_num_accepted_tokens",
+}
 
 
 def run(llm, prompts, params, together, abort):
@@ -43,8 +50,10 @@ def main():
             if one_params.logit_bias is not None:  # JSON has texts as keys
                 one_params.logit_bias = {int(token): bias for token, bias in one_params.logit_bias.items()}
         results.append(run(llm, one["prompts"], params, one.get("together", 1), set(one.get("abort", []))))
-    preempted = sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions")
-    print(json.dumps({"texts": results, "preemptions": preempted}))
+    counted = {
+        name: sum(metric.value for metric in llm.get_metrics() if metric.name == of_vllm) for name, of_vllm in COUNTED.items()
+    }
+    print(json.dumps({"texts": results, **counted}))
 
 
 if __name__ == "__main__":
