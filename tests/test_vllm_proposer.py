@@ -15,13 +15,14 @@ from truedraw.integrations.vllm import Proposer, options, plugin, texts
 from truedraw.integrations.vllm.metrics import Metrics
 from truedraw.integrations.vllm.steps import LEAST_PASSES, Pass, PassTimes, lengths
 
-MAX_LENGTH = 64
+MAX_LENGTH, VOCAB = 64, 1000
 
 
-def config(most=4, seqs=4, **own):
+def config(most=4, seqs=4, rank=0, **own):
     return SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=most),
-        model_config=SimpleNamespace(max_model_len=MAX_LENGTH),
+        model_config=SimpleNamespace(max_model_len=MAX_LENGTH, get_vocab_size=lambda: VOCAB),
+        parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=2),
         scheduler_config=SimpleNamespace(max_num_seqs=seqs),
         additional_config={"truedraw": own} if own else {},
     )
@@ -87,10 +88,11 @@ def test_copies_of_a_greedy_request_are_trusted_more():
     proposer = made()
     proposer.asked = plugin.asked(batch, {str(i): SimpleNamespace(sampling_params=one) for i, one in enumerate(params)})
     call(proposer, [(A, 1), (B, 1)])
-    greedy, sampled = (known.survival[0] for known in proposer._batch)
-    call(proposer_without := made(), [(A, 1), (B, 1)])
-    assert greedy > proposer_without._batch[0].survival[0]
-    assert sampled == proposer_without._batch[1].survival[0]
+    call(without := made(), [(A, 1), (B, 1)])
+    (greedy, sampled), (taken_so, same) = (
+        [known.survival[0] for known in one._texts._known.values()] for one in (proposer, without)
+    )
+    assert greedy > taken_so and sampled == same
 
 
 def test_a_text_is_found_wherever_its_row_goes(read):
@@ -161,6 +163,34 @@ def test_memory_is_bounded():
     assert sum(map(len, proposer._texts._by_length.values())) == 4
 
 
+def test_memory_is_bounded_in_tokens_but_for_what_runs():
+    known = texts.Texts(100, 5, max_tokens=100)
+    for first in range(20):
+        known.find([(np.full(30, first, np.int32), 30)])
+    assert len(known) == 3
+    known.find([(np.full(60, first, np.int32), 60) for first in range(4)])
+    assert len(known) == 4
+
+
+def test_drafts_are_tokens_that_the_model_has(tmp_path):
+    """A corpus of another tokenizer: vLLM looks up the embedding of a draft without a check."""
+    proposer = made(learn=True)
+    proposer._corpus.add([5, 6, 7, 8, VOCAB, VOCAB + 1] * 1000)
+    assert call(proposer, [([1, 5, 6], 1)]) == [[7, 8]]
+
+
+def test_answers_join_a_corpus_while_there_is_room_for_more_texts(monkeypatch):
+    monkeypatch.setattr(corpus, "PENDING", 1)
+    proposer = made(seqs=100, learn=True)
+    call(proposer, [([1, 2], 1), ([70, 71], 1)])
+    call(proposer, [([1, 2, 31, 32, 33, 34, 35], 5), ([70, 71, 72], 1)])
+    running = [70, 71, 72]
+    for step in range(texts.LEFT + 1):
+        running = [*running, 73 + step]
+        call(proposer, [(running, 1)])
+    assert call(proposer, [([8, 32, 33], 1)]) == [[34, 35]]
+
+
 def test_answers_join_a_corpus_only_where_that_is_wanted(monkeypatch):
     monkeypatch.setattr(corpus, "PENDING", 1)  # sorted in at once
     for learn in (False, True):
@@ -219,6 +249,50 @@ def test_nothing_is_drafted_until_passes_were_timed_and_where_it_does_not_pay():
         assert (sum(sizes[LEAST_PASSES:]) > 8) == drafted
 
 
+def test_batches_that_take_turns_are_timed():
+    """Pipeline parallelism: two batches in flight, of which each call tells one."""
+    now = [0.0]
+    proposer = Proposer(config(), version="0.32.0", clock=lambda: now[0])
+    lines, drafts, drafted = [list(A), list(B)], [[], []], 0
+    for step in range(60):
+        this = step % 2
+        tokens, period = lines[this], (6, 4)[this]
+        new = [*drafts[this], [*tokens, *drafts[this]][-period]]  # every draft is right
+        now[0] += 0.01
+        tokens += new
+        if len(tokens) > MAX_LENGTH - 6:
+            break
+        drafts[this] = call(proposer, [(tokens, len(new))])[0]
+        drafted += len(drafts[this])
+    assert drafted > 8 and proposer._times.plain(1) == pytest.approx(0.01)
+
+
+def test_a_pass_that_read_a_text_again_is_not_timed():
+    now = [0.0]
+    proposer = Proposer(config(), version="0.32.0", clock=lambda: now[0])
+    a, b = list(A), list(B)
+    call(proposer, [(a, 1), (b, 1)])
+    for step in range(5):  # b was preempted
+        now[0] += 0.01
+        call(proposer, [(a := [*a, 20 + step], 1)])
+    assert len(proposer._times) == 5
+    now[0] += 0.5  # it is read again in this pass
+    call(proposer, [([*a, 30], 1), ([*b, 6], 1)])
+    assert len(proposer._times) == 5
+
+
+def test_one_process_of_a_tensor_parallel_group_counts(monkeypatch):
+    counted = []
+    for rank in (0, 1, 2):
+        registry = CollectorRegistry()
+        proposer = Proposer(config(draft_length=4, rank=rank), version="0.32.0")
+        proposer.metrics = Metrics(4, registry, counts=proposer.metrics._counts)
+        call(proposer, [(A, 1)])
+        call(proposer, [([*A, 4, 5, 9], 3)])
+        counted.append(registry.get_sample_value("truedraw_draft_length_total", {"length": "4"}))
+    assert counted == [1, None, 1]
+
+
 def test_what_became_of_drafts_is_counted():
     registry = CollectorRegistry()
     proposer = made()
@@ -248,6 +322,11 @@ def test_what_became_of_drafts_is_counted():
         ({"draft_length": -1}, "truedraw.draft_length is -1: allowed is an integer >= 0"),
         ({"corpus_size": True}, "truedraw.corpus_size is True: allowed is an integer >= 1"),
         ({"learn": "yes"}, "truedraw.learn is 'yes': allowed is true or false"),
+        ({"corpus": ""}, "truedraw.corpus is '': allowed is a file or folder that is there"),
+        ({"corpus": "~nosuchuser/x"}, "truedraw.corpus is '~nosuchuser/x': allowed is a file or folder that is there"),
+        ({"corpus": "a\0b"}, "truedraw.corpus is 'a\\x00b': allowed is a file or folder that is there"),
+        ({"draft_length": 5}, "truedraw.draft_length is 5: allowed is 0 to num_speculative_tokens, which is 4"),
+        ({"most": 129}, "num_speculative_tokens is 129: allowed is 1 to 128: vLLM judges no more in a step"),
     ],
 )
 def test_bad_options_are_told_at_the_start(own, message):
@@ -291,6 +370,34 @@ def test_the_entry_point_is_where_vllm_looks():
 
     found = [point for point in entry_points(group="vllm.general_plugins") if point.name == "truedraw"]
     assert found and found[0].load() is plugin.register
+
+
+def test_a_runner_that_draws_in_its_own_way_is_refused():
+    class Own:
+        def _sample(self):
+            pass
+
+    plugin.check_runner(Own(), Own._sample)
+    with pytest.raises(IncompatibleModels, match="this platform's model runner, Own, draws in its own way"):
+        plugin.check_runner(Own(), lambda: None)
+
+
+def test_which_requests_are_judged_as_blocks_is_asked_of_the_request_alone():
+    """Not by what was drawn: a grammar cuts drafts that it forbids, and what is left is no block (p = .5 .5 0 becomes .65 .35 0
+    behind drafts of q = .4 .1 .5 that are cut and then judged so)."""
+    usual = {"temperature": 1.0, "seed": None, "structured_outputs": None, "logprobs": None, "logprob_token_ids": None}
+    changes = (
+        {},
+        {"temperature": 0.0},
+        {"seed": 3},
+        {"structured_outputs": object()},
+        {"logprobs": 0},
+        {"logprob_token_ids": [1]},
+    )
+    requests = {str(i): SimpleNamespace(sampling_params=SimpleNamespace(**usual | change)) for i, change in enumerate(changes)}
+    requests["pooling"] = SimpleNamespace(sampling_params=None)
+    found = plugin.as_block(SimpleNamespace(req_ids=list(requests)), requests)
+    assert found == [True] + [False] * (len(requests) - 1)
 
 
 def test_another_value_of_the_switch_is_told(monkeypatch):

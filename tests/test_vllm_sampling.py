@@ -1,6 +1,8 @@
 """What the vLLM plug-in draws, on vLLM's own sampler: runs where vLLM is installed (make test-vllm)."""
 
 import copy
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -209,6 +211,43 @@ def test_the_batch_keeps_seeds_and_no_generators():
 # ---------------------------------------------------------------- drafts that were drawn
 
 
+def test_requests_that_are_not_judged_as_blocks_keep_log_probabilities_beside_their_tokens():
+    """Beside others that are: vLLM takes the row's first column for the token."""
+    generator = np.random.default_rng(4)
+    names, drafts = ["temperature 1", "log-probabilities", "temperature 1"], [[5, 6], [1, 2], [7]]
+    for _ in range(50):
+        params, prompts, outputs, _, _ = problem(generator, names, [1, 2, 3])
+        for one in params:
+            one.seed = None
+        rows = torch.from_numpy(generator.normal(size=(8, VOCAB))).float()
+        q = torch.softmax(torch.from_numpy(generator.normal(size=(5, VOCAB))).float(), 1)
+        batch = batch_of(params, prompts, outputs, drafts)
+        out = sampling.sample(Sampler(), batch, rows.clone(), spec_of(drafts), q, [True, False, True])
+        width = out.sampled_token_ids.shape[1]
+        for j, token in enumerate(out.sampled_token_ids[1].tolist()):
+            if token != sampling.REJECTED:
+                assert out.logprobs_tensors.logprob_token_ids[width + j, 0] == token
+                expected = float(rows[3 + j].log_softmax(0)[token])
+                assert out.logprobs_tensors.logprobs[width + j, 0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_thinking_budget_is_refused_with_drafts_and_left_alone_without():
+    from vllm.exceptions import VLLMValidationError
+
+    from truedraw.integrations.vllm import plugin
+
+    code = (
+        "import os; os.environ['TRUEDRAW_VLLM'] = '1'; from truedraw.integrations.vllm import plugin; plugin.register(); "
+        "from vllm import SamplingParams; params = SamplingParams(thinking_token_budget=5, min_p=0.1)\n"
+        "params._validate_spec_decode(None)\n"
+        "try:\n    params._validate_spec_decode(object())\nexcept Exception as error: print(type(error).__name__, error)\n"
+        "SamplingParams(min_p=0.1)._validate_spec_decode(object())"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    assert told.startswith(VLLMValidationError.__name__)
+    assert f"thinking_token_budget is not supported with drafts while {plugin.SWITCH} is on: leave it out" in told
+
+
 def two_tokens(generator, params, n, rng):
     """n steps of two drafts each, drawn from q: the first two tokens emitted, those of a next step drawn from p itself."""
     p = torch.full((3, VOCAB), -torch.inf)
@@ -218,7 +257,7 @@ def two_tokens(generator, params, n, rng):
     shares = q[:, :4].double().numpy() / q[:, :4].double().sum(1, keepdim=True).numpy()
     drafts = rng.multinomial(1, np.broadcast_to(shares, (n, 2, 4))).argmax(-1).tolist()
     batch = batch_of([params] * n, [[1, 2]] * n, [[] for _ in range(n)], drafts)
-    out = sampling.sample(Sampler(), batch, p.repeat(n, 1), spec_of(drafts), q.repeat(n, 1))
+    out = sampling.sample(Sampler(), batch, p.repeat(n, 1), spec_of(drafts), q.repeat(n, 1), [True] * n)
     return p[:, :4].softmax(1).numpy(), q[:, :4].numpy(), out.sampled_token_ids.numpy()
 
 
@@ -255,7 +294,10 @@ def test_seeds_and_greedy_requests_keep_their_text_with_drawn_drafts():
         if not any(drafts):
             continue
         q = torch.full((sum(map(len, drafts)), VOCAB), 1 / VOCAB)
-        out = sampling.sample(Sampler(), batch_of(params, prompts, outputs, drafts), torch.cat(rows).clone(), spec_of(drafts), q)
+        blocks = [False] * 3
+        out = sampling.sample(
+            Sampler(), batch_of(params, prompts, outputs, drafts), torch.cat(rows).clone(), spec_of(drafts), q, blocks
+        )
         for i in range(3):
             emitted = [token for token in out.sampled_token_ids[i].tolist() if token != sampling.REJECTED]
             assert emitted == steps(params[i], prompts[i], outputs[i], drafts[i], rows[i])
@@ -267,5 +309,5 @@ def test_a_row_that_is_no_law_does_not_stop_a_request():
     q = torch.zeros(2, VOCAB)  # the first draft's row gives its token nothing
     q[0, 9] = q[1, 4] = 1.0
     rows = torch.zeros(4, VOCAB)
-    out = sampling.sample(Sampler(), batch_of(params, [[1], [1]], [[], []], drafts), rows, spec_of(drafts), q)
+    out = sampling.sample(Sampler(), batch_of(params, [[1], [1]], [[], []], drafts), rows, spec_of(drafts), q, [True, True])
     assert (out.sampled_token_ids[:, 0] >= 0).all()

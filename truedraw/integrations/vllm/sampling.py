@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import (
@@ -55,13 +56,21 @@ class Seed:
         return torch.Generator(device).manual_seed(int.from_bytes(digest) >> 1)
 
 
-def sample(sampler: Any, batch: Any, logits: Tensor, spec: Any | None, draft_probs: Tensor | None = None) -> SamplerOutput:
+def sample(
+    sampler: Any,
+    batch: Any,
+    logits: Tensor,
+    spec: Any | None,
+    draft_probs: Tensor | None = None,
+    as_block: Sequence[bool] = (),
+) -> SamplerOutput:
     """The tokens of a step, (requests, 1 + the most drafts), REJECTED behind the first that was no draft.
 
     sampler  vLLM's; batch: its InputBatch; spec: SpecDecodeMetadata, None for a step without drafts
     logits   (drafts + requests, vocab): of each request the rows behind its last token and behind each draft
-    draft_probs  (drafts, vocab) the rows that drafts were drawn from: those of requests at a temperature above 0 without a
-             seed are then judged together (rule `block`), which accepts more of them; None: all drafts are point masses
+    draft_probs  (drafts, vocab) the rows that drafts were drawn from; None: all drafts are point masses
+    as_block (requests,) whose drawn drafts are judged together (rule `block`), which accepts more of them. It may not depend
+             on what was drawn, and log-probabilities are told of the coupled draw alone
     """
     metadata = batch.sampling_metadata
     for request, generator in batch.generators.items():
@@ -80,15 +89,14 @@ def sample(sampler: Any, batch: Any, logits: Tensor, spec: Any | None, draft_pro
         return sampler(logits=logits, sampling_metadata=replace(metadata, generators=seeded))
     expanded = replace(expand(metadata, requests, offsets, logits.device), generators=seeded)
     width = max(counts) + 1
-    place = torch.from_numpy(requests * width + offsets).to(logits.device, non_blocking=True)
-    laws = None if draft_probs is None or metadata.all_greedy else _laws(sampler, logits, expanded)
+    place = async_tensor_h2d(requests * width + offsets, logits.device)
+    laws = None if draft_probs is None or not any(as_block) else _laws(sampler, logits, expanded)
     out = sampler(logits=logits, sampling_metadata=expanded)
     emitted = coupled(out.sampled_token_ids[:, 0], spec.draft_token_ids, counts, place, width)
     if laws is not None and draft_probs is not None:
         judged = blocks(laws, draft_probs, spec.draft_token_ids, counts, width)
-        drawn = torch.tensor([request not in batch.generators for request in range(len(counts))], device=logits.device)
-        drawn &= (metadata.temperature[: len(counts)] > 0) & (judged[:, 0] != REJECTED)
-        emitted = torch.where(drawn[:, None], judged, emitted)
+        judged_so = async_tensor_h2d(list(as_block), logits.device) & (judged[:, 0] != REJECTED)
+        emitted = torch.where(judged_so[:, None], judged, emitted)
     return SamplerOutput(sampled_token_ids=emitted, logprobs_tensors=_padded(out.logprobs_tensors, place, emitted.numel()))
 
 
@@ -105,7 +113,7 @@ def coupled(drawn: Tensor, drafts: Tensor, counts: Sequence[int], place: Tensor,
     table = table.view(requests, width)
     wanted = torch.full_like(table, REJECTED - 1)  # no token: behind its last draft a request goes no further
     has_draft = np.arange(width)[None, :] < np.asarray(counts)[:, None]
-    inside = torch.from_numpy(np.flatnonzero(has_draft)).to(drawn.device, non_blocking=True)
+    inside = async_tensor_h2d(np.flatnonzero(has_draft), drawn.device)
     wanted.view(-1)[inside] = drafts.to(torch.int32)
     kept = (table == wanted).to(torch.int32).cumprod(dim=1)
     before = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], dim=1)
@@ -118,7 +126,7 @@ def blocks(laws: Tensor, draft_probs: Tensor, drafts: Tensor, counts: Sequence[i
     laws  (drafts + requests, vocab) of the target; the others as in `sample` and `coupled`
     """
     requests, device = len(counts), laws.device
-    batch = Batch(drafts.long(), torch.tensor(counts, device=device), laws, draft_probs[:, : laws.shape[1]], width - 1)
+    batch = Batch(drafts.long(), async_tensor_h2d(list(counts), device), laws, draft_probs[:, : laws.shape[1]], width - 1)
     accept, residual = (torch.rand(requests, width - 1, dtype=torch.float64, device=device) for _ in range(2))
     verdicts = verify_block(batch, Uniforms(accept, residual, torch.rand(requests, dtype=torch.float64, device=device)))
     place = torch.arange(width, device=device)[None, :]
@@ -158,7 +166,7 @@ def expand(metadata: Any, requests: np.ndarray, offsets: np.ndarray, device: tor
 
     requests, offsets  (rows,): the request of each row, and how many of its drafts stand before it
     """
-    index = torch.from_numpy(requests).to(device, non_blocking=True)
+    index = async_tensor_h2d(requests, device)
 
     def each(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor[: requests[-1] + 1][index]

@@ -7,8 +7,9 @@ what is known of a text belongs to the text: whoever has these tokens continues 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,8 @@ class Known:
     tokens  of the text as it was last seen, and how many of them were there when it was first seen
     drafts  proposed behind them, with the probability of each that it and those before it are right
     new     tokens that came since the drafts were made
+    last    the latest call that had the text in its batch; seen: the one before
+    learned its answer is in the corpus
     """
 
     tokens: Row
@@ -34,6 +37,9 @@ class Known:
     drafts: list[int] = field(default_factory=list)
     survival: list[float] = field(default_factory=list)
     new: Row = field(default_factory=lambda: np.empty(0, np.int32))
+    seen: int = -1
+    last: int = -1
+    learned: bool = False
 
     @property
     def answer(self) -> Row:
@@ -47,14 +53,19 @@ class Known:
         return length if right.all() else int(right.argmin())
 
 
+LEFT = 16
+"""Calls without a text after which it counts as ended; it is found again all the same."""
+
+
 class Texts:
-    """The texts of the batch and the most recent others, `max_texts` of them.
+    """The texts of the batch and the most recent others: `max_texts` and `max_tokens` at most, but for what the batch holds.
 
     reach  tokens that a text may have grown by since it was seen; one that grew by more is read anew
     """
 
-    def __init__(self, max_texts: int, reach: int) -> None:
-        self._max_texts, self._reach = max_texts, reach
+    def __init__(self, max_texts: int, reach: int, max_tokens: int = 1_000_000) -> None:
+        self._max_texts, self._max_tokens, self._reach = max_texts, max_tokens, reach
+        self._num_tokens = self._calls = 0
         self._known: OrderedDict[int, Known] = OrderedDict()  # by identity, the longest unseen first
         self._by_length: dict[int, set[int]] = {}
 
@@ -64,6 +75,7 @@ class Texts:
     def find(self, rows: Sequence[tuple[Row, int]]) -> tuple[list[Known], list[Known]]:
         """For each row (tokens, and how many of them are prompt) what is known of its text, brought up to date; and the
         texts that were forgotten to make room. No two rows share one."""
+        self._calls += 1
         taken: set[int] = set()
         found = []
         for tokens, prompt_length in rows:
@@ -76,13 +88,18 @@ class Texts:
                 known.text.follow(known.new.tolist())
                 known.tokens = tokens.copy()
                 self._put_in(known)
+            known.seen, known.last, known.learned = known.last, self._calls, False
             taken.add(id(known))
             self._known.move_to_end(id(known))
             found.append(known)
         forgotten = []
-        while len(self._known) > max(self._max_texts, len(taken)):
+        while len(self._known) > len(taken) and (len(self._known) > self._max_texts or self._num_tokens > self._max_tokens):
             forgotten.append(self._forget())
         return found, forgotten
+
+    def ended(self) -> Iterator[Known]:
+        """Texts that were in no batch lately, the longest unseen first."""
+        return takewhile(lambda known: self._calls - known.last > LEFT, self._known.values())
 
     def _match(self, tokens: Row, taken: set[int]) -> Known | None:
         """The longest known text that these tokens begin with."""
@@ -106,9 +123,11 @@ class Texts:
         return known
 
     def _put_in(self, known: Known) -> None:
+        self._num_tokens += len(known.tokens)
         self._by_length.setdefault(len(known.tokens), set()).add(id(known))
 
     def _take_out(self, known: Known) -> None:
+        self._num_tokens -= len(known.tokens)
         same = self._by_length[len(known.tokens)]
         same.discard(id(known))
         if not same:
