@@ -1,6 +1,6 @@
 """The MTP drafter: its arithmetic, its caches, its law, whose text it remembers, and what it refuses."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import numpy as np
@@ -480,7 +480,7 @@ def test_modules_of_another_target_are_refused_in_one_line():
     mtp_modules.check_fits(weights(), replace(matrices, embedding=noisy.astype(np.float32)), "tiny")
 
 
-def test_files_that_are_no_modules_are_refused(tmp_path):
+def test_files_that_are_no_modules_are_refused(tmp_path, monkeypatch):
     from safetensors.numpy import save_file
 
     with pytest.raises(ModelNotFound):
@@ -499,6 +499,11 @@ def test_files_that_are_no_modules_are_refused(tmp_path):
     ):
         mtp_modules.save(tmp_path / "bad", replace(weights(), **change), {})
         with pytest.raises(ModelFileError, match=words):
+            mtp_modules.load(tmp_path / "bad")
+    for change in ({"heads": 0}, {"width": "8"}, {"window": 0}, {"heads": 5}, {"kv_heads": 3}):
+        monkeypatch.setattr(mtp_modules, "asdict", lambda shape, change=change: asdict(shape) | change)
+        mtp_modules.save(tmp_path / "bad", weights(), {})
+        with pytest.raises(ModelFileError, match=r"cannot be read as MTP modules \(.*(its shape is|has no) "):
             mtp_modules.load(tmp_path / "bad")
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -145,13 +146,48 @@ def test_a_store_keeps_what_was_added_and_drops_what_was_torn(tmp_path):
         np.testing.assert_array_equal(left.norms, right.norms)
 
 
-def test_a_store_is_bounded_and_of_one_target(tmp_path):
-    store = Store(tmp_path, 4, 9, 40)
-    assert not store.full
+def test_reading_a_store_writes_nothing_but_away_with_what_was_torn(tmp_path):
+    """A kill while the index is written anew would lose all answers."""
+    Store(tmp_path, 4, 9, 10_000).add([answer(0, 5)])
+    index = tmp_path / "index.jsonl"
+    before, inode = index.read_bytes(), index.stat()
+    Store(tmp_path, 4, 9, 10_000)
+    assert (index.stat().st_mtime_ns, index.stat().st_ino) == (inode.st_mtime_ns, inode.st_ino)
+    index.write_bytes(before + b'{"prompt": 3, "kind": "ch')
+    Store(tmp_path, 4, 9, 10_000)
+    assert index.read_bytes() == before
+    index.write_bytes(b"")  # a kill before the first line
+    assert Store(tmp_path, 4, 9, 10_000).num_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("mass.npy", b""),
+        ("states.f16", b"half"),
+        ("index.jsonl", b'{"width": 4, "vocab_size": 9}\nno entry\n'),
+        ("index.jsonl", b'{"width": 4, "vocab_size": 9}\n{"prompt": 1}\n'),
+    ],
+)
+def test_a_damaged_store_is_told_in_a_line(tmp_path, file, content):
+    Store(tmp_path, 4, 9, 10_000).add([answer(0, 5)])
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(RunError, match=r"^the answers in .* are damaged \(.*\): remove the folder to begin anew$"):
+        Store(tmp_path, 4, 9, 10_000)
+
+
+def test_a_store_is_bounded_and_of_one_target_and_seed(tmp_path):
+    store = Store(tmp_path, 4, 9, 40, {"target": "a", "seed": 0})
+    assert not store.full(4)
+    assert store.full(5)
     store.add([answer(0, 5)])
-    assert store.full
+    assert store.full()
     with pytest.raises(InvalidParameter, match="width"):
-        Store(tmp_path, 8, 9, 40)
+        Store(tmp_path, 8, 9, 40, {"target": "a", "seed": 0})
+    for other in ({"target": "b", "seed": 0}, {"target": "a", "seed": 1}):
+        with pytest.raises(InvalidParameter, match=r"it holds those of .*'target': 'a', 'seed': 0"):
+            Store(tmp_path, 4, 9, 40, other)
+    assert Store(tmp_path, 4, 9, 40).num_tokens == 5
 
 
 # ---------------------------------------------------------------- the network
@@ -194,6 +230,12 @@ def test_the_gradient_of_the_loss_is_that_of_autograd(kl, tv):
     torch.testing.assert_close(losses, expected.detach())
     torch.testing.assert_close(alpha, expected_alpha.detach())
     torch.testing.assert_close(gradient, logits.grad)
+
+
+def test_depths_may_reach_beyond_a_short_answer():
+    weights = first_weights(SHAPE, torch.ones(32), 3)
+    made = unrolled(SHAPE, weights, torch.ones(1, 2, 32), torch.ones(1, 2, 32), 7)
+    assert len(made) == 7 and all(states.shape == (1, 2, 32) for states in made)
 
 
 def test_the_teacher_is_the_targets_row_and_depths_look_ahead():
@@ -354,9 +396,31 @@ def test_a_killed_training_goes_on(tmp_path):
 
 def _begun(path):
     try:
-        return path.stat().st_size > (0 if path.suffix == ".pt" else 60)
+        return path.stat().st_size > 0 if path.suffix == ".pt" else path.read_text().count("\n") > 1
     except FileNotFoundError:
         return False
+
+
+def test_one_training_in_a_folder_at_a_time(tmp_path):
+    """The other one is refused, and what it would have overwritten stays."""
+
+    def another(told):
+        with pytest.raises(RunError, match="another training runs in"):
+            train(tiny_model(VOCAB, num_slots=4, max_length=800), tmp_path, options())
+
+    train(tiny_model(VOCAB, num_slots=4, max_length=800), tmp_path, options(), another)
+
+
+def test_a_checkpoint_without_its_answers_is_told(tmp_path):
+    train(tiny_model(VOCAB, num_slots=4, max_length=800), tmp_path, options())
+    shutil.rmtree(tmp_path / "answers")
+    with pytest.raises(RunError, match=r"the answers that .*checkpoint.pt was learned from are gone: remove it to begin anew"):
+        train(tiny_model(VOCAB, num_slots=4, max_length=800), tmp_path, options())
+
+
+def test_prompts_that_never_fit_end_the_training(tmp_path):
+    with pytest.raises(RunError, match="1000 prompts in a row are longer than"):
+        train(tiny_model(VOCAB, num_slots=4, max_length=2), tmp_path, options())
 
 
 def test_what_cannot_be_trained_is_refused(tmp_path):

@@ -54,6 +54,28 @@ def own_rows(runner, text=TEXT):
 # ---------------------------------------------------------------- rows and caches
 
 
+def test_a_context_ends_where_longrope_would_turn_what_is_cached_otherwise():
+    """Past its first length all positions turn by other angles, those of the cache do not: rows would depend on how the text
+    was fed. The same text in two pieces up to there, and no further."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [9.0] * 4, "rope_theta": 10000.0, "factor": 16.0}
+    made = tiny_models.model("Phi3", rope_parameters=rope, original_max_position_embeddings=48)
+    with pytest.raises(InvalidParameter, match="context is 49: allowed is at most the 48 tokens"):
+        TransformersRunner(made, context=49)
+    runner = TransformersRunner(made, context=200, clip_context=True, num_slots=2, threads=1)
+    assert runner.max_length == 48
+    whole = feed(runner, TEXT[:48], 48).logits.copy()
+    feed(runner, TEXT[:46], 0, slot=1)
+    np.testing.assert_allclose(feed(runner, TEXT[46:48], 2, slot=1).logits, whole[46:], atol=1e-4)
+
+
+def test_every_slot_has_a_row_in_a_pass_whatever_the_vocabulary(monkeypatch):
+    monkeypatch.setattr("truedraw.runners.transformers.MAX_LOGITS_BYTES", 4 * tiny_models.VOCAB * 3)
+    runner = runner_of("Llama", num_slots=6)
+    engine = Engine(Model("tiny", runner, ByteTokenizer()), NGramDrafter())
+    results = engine.generate([TEXT[:20].tolist()] * 6, SamplingParams(max_tokens=4, ignore_eos=True))
+    assert [len(result.tokens) for result in results] == [4] * 6
+
+
 @pytest.mark.parametrize("architecture", ["Qwen2", "Llama", "GPT2", "Granite", "Mistral", "Gemma2", "Mamba", "Lfm2"])
 def test_rows_are_those_of_the_model_however_the_text_is_fed(architecture):
     """Windows of 8 tokens are passed by far, and a recurrent state is continued in passes of any size."""

@@ -210,6 +210,15 @@ def test_an_id_outside_is_rejected_though_the_nearest_token_is_certain(rule, tok
     assert {answer[:2] for answer in answers} == {(0, neighbour)}
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_an_id_below_zero_beside_a_draft_that_was_drawn(rule):
+    row = np.array([0.5, 0.5, 0.0])
+    proposals = [Proposal((-1,), PointMass()), Proposal((0,), DenseRows((np.array([0.9, 0.1, 0.0]),)))]
+    noises = [Noise(seed).at(0) for seed in (1, 2)]
+    answers = told(run(rule, tensors.pack(proposals, [[row, row]] * 2), noises, [1, 1]))
+    assert answers == expected(rule, proposals, [[row, row]] * 2, noises)
+
+
 def test_a_draft_vocabulary_that_is_smaller():
     generator = np.random.default_rng(12)
     noises = [Noise(seed).at(0) for seed in range(40)]

@@ -25,6 +25,7 @@ _OWN = {
     "Llama": {},
     "Mamba": {"state_size": 8, "expand": 2},
     "Mistral": {"sliding_window": WINDOW},
+    "Phi3": {},
     "Qwen2": {},
 }
 

@@ -43,11 +43,11 @@ def mtp(
     from truedraw.train.answers import LONGEST
     from truedraw.train.mtp import TrainOptions, train
 
-    for name, value in (("depths", depths), ("cache_mb", cache_mb), ("slots", slots)):
+    for name, value in (("depths", depths), ("cache_mb", cache_mb), ("slots", slots), ("threads", threads)):
         if value is not None and value < 1:
             raise InvalidParameter(name, value, "an integer >= 1")
-    if seed < 0:
-        raise InvalidParameter("seed", seed, "an integer >= 0")
+    if not 0 <= seed < 2**63:
+        raise InvalidParameter("seed", seed, "an integer from 0 to 2**63 - 1")
     if save.exists() and not save.is_dir():
         raise InvalidParameter("save", str(save), "a folder")
     options = TrainOptions(minutes=minutes, seed=seed, draft_vocab=draft_vocab, cache_bytes=cache_mb * 1_000_000)

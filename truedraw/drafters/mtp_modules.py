@@ -62,6 +62,14 @@ class MtpShape:
     epsilon: float = 1e-5
     target: str = ""
 
+    def check(self) -> None:
+        """Raises ValueError for what is no shape."""
+        counts = {name: getattr(self, name) for name in ("width", "vocab_size", "heads", "kv_heads", "inner", "window")}
+        if not all(type(count) is int and count >= 1 for count in counts.values()):
+            raise ValueError(f"its shape is {counts}: integers >= 1 are needed")
+        if self.width % (2 * self.heads) or self.heads % self.kv_heads:
+            raise ValueError(f"a width of {self.width} has no {self.heads} heads of an even size, {self.kv_heads} for keys")
+
     @property
     def head_size(self) -> int:
         return self.width // self.heads
@@ -131,6 +139,7 @@ def load(path: Path) -> MtpWeights:
                 f"{path} holds no MTP modules ({metadata.get('format')!r}): a file of truedraw train mtp is needed"
             )
         shape = MtpShape(**json.loads(metadata["shape"]))
+        shape.check()
         arrays = numpy.load_file(str(path))
     except FileNotFoundError:
         raise ModelNotFound(f"no modules at {str(path)!r}: a file of truedraw train mtp is needed") from None

@@ -36,8 +36,8 @@ class TransformersRunner:
     """A loaded model with a KV cache of its own for each slot.
 
     model          a causal language model of transformers, on the device where it is to run; its weights stay as they are
-    context        tokens per slot; None: the trained length, 4096 at most. More than was trained is refused, or
-                   with clip_context cut to that
+    context        tokens per slot; None: the trained length, 4096 at most. More than was trained, or than longrope's first
+                   rotations are for, is refused, or with clip_context cut to that
     threads_small  threads for passes of one token, None: as for all others; threads: for those, None: all cores
     identity       the file, where it has one
 
@@ -69,11 +69,11 @@ class TransformersRunner:
         self._large = threads or self.thread_counts[-1]
         self._small = threads_small or self._large
         self._config = model.config.get_text_config()
-        trained = getattr(self._config, "max_position_embeddings", None) or DEFAULT_CONTEXT
+        trained = _longest(self._config)
         if context is not None and clip_context:
             context = min(context, trained)
         if context is not None and context > trained:
-            raise InvalidParameter("context", context, f"at most the {trained} tokens that the model was trained for")
+            raise InvalidParameter("context", context, f"at most the {trained} tokens whose rows depend on their text alone")
         self.max_length: int = context or min(trained, DEFAULT_CONTEXT)
         self.num_slots = num_slots
         self.max_pass_size = MAX_PASS_SIZE
@@ -131,7 +131,7 @@ class TransformersRunner:
             raise ModelFileError(f"{name} has no output matrix that makes its rows: another model is needed")
         other = self._computed(np.concatenate([text[:_BEGUN], text[:_BEGUN][: _TRIED - _BEGUN]]))
         singles = _distance(self._computed(text, single=True), whole)
-        if _distance(other[:_BEGUN], whole[:_BEGUN]) > _TOLERANCE or singles > _TOLERANCE:
+        if not (_distance(other[:_BEGUN], whole[:_BEGUN]) <= _TOLERANCE and singles <= _TOLERANCE):  # nor NaN
             raise ModelFileError(
                 f"{name} is no causal language model whose cache can be continued: its rows depend on tokens behind them, or "
                 "not on cached ones"
@@ -148,7 +148,7 @@ class TransformersRunner:
             self.can_rollback = _distance(again, pieces) <= _ROUNDING
         self.can_copy = self.can_rollback and caches.can_copy(cache)
         self.vocab_size = whole.shape[1]
-        self.max_rows = max(1, min(MAX_PASS_SIZE, MAX_LOGITS_BYTES // (4 * self.vocab_size)))
+        self.max_rows = max(self.num_slots, min(MAX_PASS_SIZE, MAX_LOGITS_BYTES // (4 * self.vocab_size)))
 
     def _computed(self, text: Any, *, single: bool = False) -> Any:
         """All rows of a text, in one pass, or behind its beginning one token at a time."""
@@ -201,8 +201,9 @@ class TransformersRunner:
         tried.begin([0, 2], [text[:_BEGUN], text[2:_BEGUN]])
         rows = torch.from_numpy(np.stack([tried.step([0, 1, 2], text[[i, i, i]]).logits for i in range(_BEGUN, _TRIED)]))
         other = self.compute(self.new_cache(), text[2:], _TRIED - 2)[0].float().cpu()
-        apart = max(_distance(rows[:, 0], whole[_BEGUN:]), *(_distance(rows[:, i], other[_BEGUN - 2 :]) for i in (1, 2)))
-        return TextBatch(self, min(self.num_slots, texts_at_a_time(alone, _TRIED))) if apart <= self._rounding else None
+        apart = [_distance(rows[:, 0], whole[_BEGUN:]), *(_distance(rows[:, i], other[_BEGUN - 2 :]) for i in (1, 2))]
+        alike = all(distance <= self._rounding for distance in apart)
+        return TextBatch(self, min(self.num_slots, texts_at_a_time(alone, _TRIED))) if alike else None
 
     def _append(self, chunk: Chunk) -> tuple[Any, Any]:
         """As `compute`, for a slot: one token at a time where the model continues its cache in no other way."""
@@ -293,7 +294,7 @@ class TransformersRunner:
             given = self._model(input_ids=ids[None], output_hidden_states=True, return_dict=True, use_cache=False).hidden_states
             if given is None or not torch.equal(given[0][0], embedding.weight[:_TRIED].to(given[0].dtype)):
                 raise RunnerError(f"{name} does not give its layers the bare embeddings of tokens: it scales or shifts them")
-        matrix = _on_host(embedding.weight.detach())
+        matrix = _on_host(embedding.weight.detach()[: len(output.weight)])  # some have rows for what is no text
         tied = embedding.weight.data_ptr() == output.weight.data_ptr()
         return TokenMatrices(matrix, matrix if tied else _on_host(output.weight.detach()))
 
@@ -331,6 +332,18 @@ def machine(device: Any) -> dict[str, str]:
 def _on_host(tensor: Any) -> Any:
     """float32 as a NumPy array: a view where it is that already, on the CPU."""
     return tensor.to(device="cpu", dtype=torch.float32).numpy()
+
+
+def _longest(config: Any) -> int:
+    """Tokens up to which a row depends on its text alone. With two sets of rotations (longrope, as Phi-3 has) all positions
+    turn otherwise once a text is longer than the first is for, those that are cached did not."""
+    trained = getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT
+    given = getattr(config, "rope_parameters", None) or {}
+    for rope in [given, *given.values()]:
+        if isinstance(rope, Mapping) and rope.get("rope_type") == "longrope":
+            first = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+            trained = min(trained, first or trained)
+    return int(trained)
 
 
 def _distance(left: Any, right: Any) -> float:

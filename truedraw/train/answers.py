@@ -10,7 +10,7 @@ import numpy as np
 
 from truedraw import kernels
 from truedraw.cache import CachedModel, TokenBuffer
-from truedraw.errors import PromptError
+from truedraw.errors import PromptError, RunError
 from truedraw.protocols import ModelRunner, Rows, SideBySide, TextBatch
 from truedraw.registry import Model
 from truedraw.sampling import inverse_cdf
@@ -26,6 +26,7 @@ GREEDY_SHARE = 0.15
 """Of the answers that are greedy: others are sampled at temperature 1. Greedy texts loop, and loops are quickly learned."""
 
 HELD_OUT_SHARE = 0.06
+_MOST_REFUSED = 1000
 _STREAM = 7  # keeps an answer's draws apart from what its prompt was made of
 
 
@@ -67,9 +68,13 @@ def answers(model: Model, seed: int, first: int, mass: Probs) -> Iterator[Answer
         free = [place for place in range(texts.num_texts) if place not in running]
         if len(free) >= min(texts.refill, texts.num_texts):
             begun: list[_Running] = []
+            refused = 0
             while len(begun) < len(free):
                 made = _begin(model, seed, index)
                 index += 1
+                refused = refused + 1 if made is None else 0
+                if refused == _MOST_REFUSED:
+                    raise RunError(f"{refused} prompts in a row are longer than {model.name}'s {model.runner.max_length} tokens")
                 begun += [] if made is None else [made]
             texts.begin(free, [text.context.array[:-1] for text in begun])
             running |= dict(zip(free, begun, strict=True))
@@ -96,7 +101,7 @@ class _Slots:
     refill = 1
 
     def __init__(self, runner: ModelRunner) -> None:
-        self.num_texts = runner.num_slots
+        self.num_texts = min(runner.num_slots, runner.max_rows)
         self._target = CachedModel(runner)
         self._contexts = [TokenBuffer() for _ in range(self.num_texts)]
 

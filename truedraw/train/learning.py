@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from truedraw.train.batches import Batch, collate, order, teacher, tensors
 from truedraw.train.network import first_weights, match, unrolled
 from truedraw.train.store import Answer
 
+CHECKPOINT = "checkpoint.pt"
 EVALUATION_SHARE = 0.06
 PATIENCE_SHARE = 0.5
 MOST_JUDGED = 4096
@@ -101,7 +103,7 @@ class Learning:
         self.shape, self.options, self.draft_ids = shape, options, draft_ids
         self._learn, self._held_out = learn, held_out
         self._embedding, self._read_out = tensors(matrices, draft_ids)
-        self._path = folder / "checkpoint.pt"
+        self._path = folder / CHECKPOINT
         some = np.concatenate([np.asarray(answer.states, np.float32) for answer in learn[:64]])
         spread = torch.from_numpy(np.sqrt(np.square(some).mean(axis=0) + 1e-6))
         self.weights = first_weights(shape, spread, options.seed)
@@ -298,7 +300,8 @@ class Learning:
         """What a checkpoint belongs to. Time and steps may grow between two runs."""
         o, tokens = self.options, sum(len(answer.tokens) for answer in self._learn)
         loss = f"loss {o.kl} {o.tv} {o.depth_weight} over {o.depths}, {o.shallow_share} of one"
-        return f"{self.shape} seed {o.seed}, batches of {o.batch_tokens}, {loss}, {len(self.draft_ids)} of {tokens} tokens"
+        drafted = f"{len(self.draft_ids)} drafted ({zlib.crc32(self.draft_ids.tobytes()):08x})"
+        return f"{self.shape} seed {o.seed}, batches of {o.batch_tokens}, {loss}, {drafted}, of {tokens} tokens"
 
 
 def _rate(done: float) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,16 @@ import numpy as np
 
 from truedraw.drafters import mtp_modules
 from truedraw.drafters.mtp_modules import MtpShape, MtpWeights
-from truedraw.errors import InvalidParameter, RunError
+from truedraw.errors import InvalidParameter, RunError, one_line
 from truedraw.protocols import TokenMatrices
 from truedraw.registry import Model
 from truedraw.train.answers import answers
 from truedraw.train.batches import usable
-from truedraw.train.learning import Learning, LearningOptions, Progress
+from truedraw.train.learning import CHECKPOINT, Learning, LearningOptions, Progress
 from truedraw.train.store import Answer, Store
+
+if sys.platform != "win32":
+    import fcntl
 
 MODULES, CARD, PLOT, REPORT = "modules.safetensors", "README.md", "learning.png", "report.json"
 
@@ -85,7 +90,7 @@ def train(
 ) -> Trained:
     """Train modules for `model` in `folder`, or go on with what is there; closes the model once it has answered.
 
-    The folder then holds the modules, a card, a plot, the report, the checkpoint and the answers, which may be deleted.
+    The folder then holds the modules, a card, a plot, the report, and, to go on from, the checkpoint and the answers.
     Raises RunError, InvalidParameter and what the runner raises.
     """
     started, runner = clock(), model.runner
@@ -93,16 +98,31 @@ def train(
         raise InvalidParameter("model", model.name, "a model whose runner hands out its final hidden states")
     matrices = runner.token_matrices()
     folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        return _train(model, matrices, folder, options, told, clock, started)
+
+
+def _train(
+    model: Model,
+    matrices: TokenMatrices,
+    folder: Path,
+    options: TrainOptions,
+    told: Callable[[Told], None],
+    clock: Callable[[], float],
+    started: float,
+) -> Trained:
     vocab, width = matrices.embedding.shape
-    store = Store(folder / "answers", width, vocab, options.cache_bytes)
-    clocked = _Clocked(folder / "answered.json")
-    if not (folder / "checkpoint.pt").exists():
-        _answer(model, store, options, clocked, told, clock)
     name = model.name
-    runner.close()
+    store = Store(folder / "answers", width, vocab, options.cache_bytes, {"target": name, "seed": options.seed})
+    clocked = _Clocked(folder / "answered.json")
+    if not (folder / CHECKPOINT).exists():
+        _answer(model, store, options, clocked, told, clock)
+    model.runner.close()
     learn = usable(answer for answer in store.answers() if not answer.held_out)
     held_out = usable(answer for answer in store.answers() if answer.held_out)
     if sum(len(answer.tokens) for answer in learn) < _LEAST_TOKENS or not held_out:
+        if (folder / CHECKPOINT).exists():
+            raise RunError(f"the answers that {folder / CHECKPOINT} was learned from are gone: remove it to begin anew")
         raise RunError(
             f"only {store.num_tokens} tokens were answered, {store.count(held_out=True)} held out: give it more --minutes"
         )
@@ -120,6 +140,18 @@ def train(
 
     learning.run(tell, clock)
     return _written(folder, learning, matrices, store, options, name)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """The folder, held against a second training. Raises RunError."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(f"another training runs in {folder}: wait until it has ended, or save to another folder") from None
+        yield
 
 
 class _Clocked:
@@ -151,7 +183,8 @@ def _answer(
     group: list[Answer] = []
 
     def over() -> bool:
-        return clocked.seconds >= limit or store.full or store.num_tokens + sum(len(answer.tokens) for answer in group) >= wanted
+        more = sum(len(answer.tokens) for answer in group)
+        return clocked.seconds >= limit or store.full(more) or store.num_tokens + more >= wanted
 
     if over():
         return
@@ -191,7 +224,13 @@ def _written(
     aside = folder / f"{MODULES}.part"
     mtp_modules.save(aside, weights, {"facts": json.dumps(facts)})
     aside.replace(folder / MODULES)
-    (folder / REPORT).write_text(json.dumps({**facts, "history": learning.progress.history}, indent=1) + "\n")
-    (folder / CARD).write_text(report.card(facts))
-    report.plot(learning.progress.history, folder / PLOT)
+    try:
+        (folder / REPORT).write_text(json.dumps({**facts, "history": learning.progress.history}, indent=1) + "\n")
+        (folder / CARD).write_text(report.card(facts))
+        report.plot(learning.progress.history, folder / PLOT)
+    except OSError as error:
+        raise RunError(
+            f"card, report and plot cannot be written to {folder} ({one_line(error)}): the modules are there; make room and "
+            "give the same command again"
+        ) from error
     return Trained(tuple(acceptance), folder / MODULES, facts)

@@ -98,6 +98,7 @@ def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 def _shifted(x: Tensor, back: int) -> Tensor:
     """Entry i - back at place i, along the last axis but one."""
+    back = min(back, x.shape[-2])
     return x if back == 0 else functional.pad(x[..., :-back, :], (0, 0, back, 0))
 
 

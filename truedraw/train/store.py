@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from truedraw.errors import InvalidParameter, RunError
+from truedraw.errors import InvalidParameter, RunError, one_line
 from truedraw.types import TokenArray
 
 Halves: TypeAlias = npt.NDArray[np.float16]
@@ -54,27 +54,46 @@ class Store:
 
     width      of the states; max_bytes: of the states at most
     vocab_size  of the target
-    Raises InvalidParameter for a folder that holds another target's answers.
+    made_by    what else the answers depend on, as names of target and seed; None: whatever made them is read
+    Raises InvalidParameter for a folder that holds other answers, RunError for one that is damaged.
     """
 
-    def __init__(self, folder: Path, width: int, vocab_size: int, max_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, width: int, vocab_size: int, max_bytes: int, made_by: Mapping[str, Any] | None = None
+    ) -> None:
         self._folder, self._width, self._max_bytes = folder, width, max_bytes
         folder.mkdir(parents=True, exist_ok=True)
         self._index = folder / "index.jsonl"
         self._mass = folder / "mass.npy"
-        header = {"width": width, "vocab_size": vocab_size}
-        lines = self._index.read_text().split("\n")[:-1] if self._index.exists() else []  # the last may be torn
-        if lines and json.loads(lines[0]) != header:
-            raise InvalidParameter("save", str(folder), f"a folder whose answers are {header}: it holds those of {lines[0]}")
-        if not lines:
-            self._index.write_text(json.dumps(header) + "\n")
-        else:
-            self._index.write_text("".join(f"{line}\n" for line in lines))
-        self._entries = [_Entry(**json.loads(line)) for line in lines[1:]]
+        header = {"width": width, "vocab_size": vocab_size, **(made_by or {})}
         self.mass = np.zeros(vocab_size)
         """What the target's rows gave each token in all: what a trimmed vocabulary is chosen by."""
-        if self._mass.exists():
-            self.mass = np.load(self._mass)
+        if not self._index.exists() or not self._index.stat().st_size:
+            self._begin(header)
+        try:
+            text = self._index.read_bytes()
+            whole = text.rfind(b"\n") + 1  # what follows is a line that was being written
+            found, *entries = (json.loads(line) for line in text[:whole].splitlines())
+            self._entries = [_Entry(**entry) for entry in entries]
+            if self._mass.exists():
+                self.mass = np.load(self._mass)
+            short = [name for name, size in self._sizes(self.num_tokens) if size and (folder / name).stat().st_size < size]
+        except (OSError, ValueError, TypeError, EOFError) as error:
+            raise RunError(f"the answers in {folder} are damaged ({one_line(error)}): remove the folder to begin anew") from error
+        if {name: found.get(name) for name in header} != header:
+            raise InvalidParameter("save", str(folder), f"a folder whose answers are of {header}: it holds those of {found}")
+        if short:
+            raise RunError(f"the answers in {folder} are damaged ({short[0]} is cut short): remove the folder to begin anew")
+        if whole < len(text):
+            os.truncate(self._index, whole)
+
+    def _begin(self, header: Mapping[str, Any]) -> None:
+        aside = self._index.with_suffix(".part")
+        try:
+            aside.write_text(json.dumps(header) + "\n")
+            aside.replace(self._index)
+        except OSError as error:
+            raise self._unwritten(error) from error
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -92,9 +111,9 @@ class Store:
         """The first prompt behind all those that are answered here."""
         return 1 + max((entry.prompt for entry in self._entries), default=-1)
 
-    @property
-    def full(self) -> bool:
-        return self.num_tokens * self._width * 2 >= self._max_bytes
+    def full(self, more: int = 0) -> bool:
+        """Whether so many more tokens use up what may be kept."""
+        return (self.num_tokens + more) * self._width * 2 >= self._max_bytes
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Append; on the disk once this returns."""
@@ -110,19 +129,25 @@ class Store:
                     for answer in answers:
                         file.write(np.ascontiguousarray(getattr(answer, name.partition(".")[0]), dtype).tobytes())
                     file.truncate()
+                    _sync(file)
             aside = self._mass.with_suffix(".part")
             with aside.open("wb") as file:
                 np.save(file, self.mass)
+                _sync(file)
             aside.replace(self._mass)
             with self._index.open("a") as file:
                 file.writelines(json.dumps(asdict(entry)) + "\n" for entry in added)
-                file.flush()
-                os.fsync(file.fileno())
+                _sync(file)
         except OSError as error:
-            raise RunError(
-                f"answers cannot be written to {self._folder} ({error.strerror}): make room, or take --cache-mb down"
-            ) from error
+            raise self._unwritten(error) from error
         self._entries += added
+
+    def _unwritten(self, error: OSError) -> RunError:
+        return RunError(f"answers cannot be written to {self._folder} ({one_line(error)}): make room, or take --cache-mb down")
+
+    def _sizes(self, tokens: int) -> list[tuple[str, int]]:
+        """Each file of arrays with its bytes for so many tokens."""
+        return [(name, tokens * column * np.dtype(dtype).itemsize) for name, column, dtype in self._columns]
 
     @property
     def _columns(self) -> tuple[tuple[str, int, Any], ...]:
@@ -139,3 +164,8 @@ class Store:
         for entry in self._entries:
             part = slice(entry.start, entry.start + entry.length)
             yield Answer(entry.prompt, entry.kind, entry.held_out, states[part], tokens[part, 0], norms[part, 0])
+
+
+def _sync(file: IO[Any]) -> None:
+    file.flush()
+    os.fsync(file.fileno())

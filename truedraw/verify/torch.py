@@ -307,9 +307,11 @@ def pack(proposals: Sequence[Proposal], rows: Sequence[Sequence[Probs]], device:
     lengths = [len(proposal) for proposal in proposals]
     drafts = [token for proposal in proposals for token in proposal.tokens]
     p = np.array([row for each in rows for row in each], dtype=np.float64)
+    drafts = [token if token >= 0 else p.shape[1] for token in drafts]  # no token, like all behind the target's own
     width = max(p.shape[1], *(token + 1 for token in drafts)) if drafts else p.shape[1]
     drawn = any(len(proposal) and not isinstance(proposal.q, PointMass) for proposal in proposals)
-    q = [proposal.q.row(i, token, width) for proposal in proposals for i, token in enumerate(proposal.tokens)]
+    places = [(proposal.q, i) for proposal in proposals for i in range(len(proposal))]
+    q = [law.row(i, token, width) for (law, i), token in zip(places, drafts, strict=True)]
     return Batch(
         torch.tensor(drafts, dtype=torch.int64, device=device),
         torch.tensor(lengths, device=device),
